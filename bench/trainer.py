@@ -9,6 +9,8 @@ PyTorch. Every token but the first 32 of a sequence carries loss, so that neithe
 - packed_bf16: the same in bf16 autocast, reported.
 - common_prompt: 16 groups x 8 rollouts of the quickstart's size, whose prompts (150 tokens, of which 110 are common to
 all) are computed once, against packing without sharing. Reported.
+- hybrid (target 2.0): the same rollouts, our training step against the padded batch, on a model with three gated delta
+nets and one attention layer (Qwen3.5): the tree of shared prompts through recurrent states.
 
 Sides alternate in one process with the same matmul setting; medians are compared.
 
@@ -29,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from report import finish
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 
 from sharpen.algorithm.resolve import resolve
 from sharpen.config.run import LossConfig
@@ -41,7 +43,7 @@ from sharpen.trainer.parity import Tolerance
 from sharpen.trainer.trainer import Trainer
 from sharpen.types import Experience
 
-TARGETS = {"packed": 2.0}
+TARGETS = {"packed": 2.0, "hybrid": 2.0}
 VOCABULARY = 512
 RATE = 1e-4
 
@@ -69,6 +71,28 @@ def make_model(hidden: int, layers: int, heads: int) -> Any:
         tie_word_embeddings=True,
     )
     return Qwen3ForCausalLM(config).eval()
+
+
+def make_hybrid(hidden: int, heads: int) -> Any:
+    """A random Qwen3.5 model of four layers in evaluation mode, fp32."""
+    torch.manual_seed(0)
+    config = Qwen3_5TextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=hidden * 3,
+        num_hidden_layers=4,
+        layer_types=["linear_attention"] * 3 + ["full_attention"],
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        head_dim=32,
+        linear_num_key_heads=heads // 2,
+        linear_num_value_heads=heads,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    return Qwen3_5ForCausalLM(config).eval()
 
 
 def make_experience(
@@ -205,7 +229,14 @@ def main() -> int:
     measured["common_prompt"] = compare(
         sharing_side(copy.deepcopy(small), shared), sharing_side(copy.deepcopy(small), apart), arguments.repeats
     )
-    tokens = {"packed_fp32": 8192, "packed_bf16": 8192, "common_prompt": sum(len(e.ids_T) for e in grouped)}
+    hybrid = make_hybrid(192, 6)
+    measured["hybrid"] = compare(
+        packed_side(copy.deepcopy(hybrid), grouped, torch.float32),
+        padded_side(copy.deepcopy(hybrid), grouped, torch.float32),
+        arguments.repeats,
+    )
+    num_grouped = sum(len(e.ids_T) for e in grouped)
+    tokens = {"packed_fp32": 8192, "packed_bf16": 8192, "common_prompt": num_grouped, "hybrid": num_grouped}
     rows = [(name, tokens[name] / b, tokens[name] / a, b / a) for name, (a, b) in measured.items()]
     ratios = {name: b / a for name, (a, b) in measured.items()}
     ratios["packed"] = ratios.pop("packed_fp32")

@@ -41,6 +41,7 @@ from sharpen.recipe import (
 from sharpen.rollout.signature import judge_arguments, workflow_arguments
 from sharpen.tasks.source import check_path
 from sharpen.trainer.lora_settings import check_lora
+from sharpen.trainer.optimizer_settings import check_optimizer
 
 Function = Callable[..., Any]
 
@@ -265,6 +266,7 @@ def _check_machine(problems: Problems, config: RunConfig, *, serves: bool, has_t
     problems.check(Pipeline.of, config.sampling.task_operators, ON_TASKS)
     problems.check(Pipeline.of, config.sampling.operators, ON_ROLLOUTS)
     problems.check(check_lora, config.trainer)
+    problems.check(check_optimizer, config.trainer)
     problems.check(check_trainer, config)
     problems.check(check_model_path, config.model.model_path)
     problems.check(check_formats, config.model)

@@ -47,7 +47,7 @@ def test_it_fits(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--gpu", "L4") == 0
     out = capsys.readouterr().out
     assert "on 1 x L4, 22.0 GiB" in out
-    assert "policy: AdamW moments" in out
+    assert "policy: moments" in out
     assert "it fits, with" in out
     assert "a step takes" not in out
     assert "±15%" in out

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hybrid_toys import HYBRIDS, make_hybrid
 from trainer_toys import make_experiences, make_model, plain_copy, record
 
 from sharpen.algorithm.resolve import resolve
@@ -71,7 +72,7 @@ class Toy:
 
 
 def make_toy(folder: Path, family: str = "qwen3", **kind: Any) -> Toy:
-    module = make_model(family, torch.float32)
+    module = make_hybrid(family) if family in HYBRIDS else make_model(family, torch.float32)
     module.save_pretrained(folder)
     return Toy(folder=folder, experiences=record(plain_copy(module), make_experiences(**kind)))
 

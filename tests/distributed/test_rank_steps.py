@@ -19,6 +19,7 @@ pytestmark = pytest.mark.distributed
         ("qwen3", {}),
         ("llama", {"gradient_checkpointing": True, "num_minibatches": 2, "epochs": 2}),
         ("mistral", {"max_tokens_per_micro_batch": 2000}),
+        ("bamba", {"gradient_checkpointing": True}),
     ],
 )
 def test_same_losses_and_weights_as_one_process(tmp_path, family, config):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,6 +75,46 @@ def test_a_conversation_of_items_continues_the_sampled_ids(serve: Any, sealed: b
     assert [message["role"] for message in two.messages] == ["user", "assistant", "tool"]
 
 
+@pytest.mark.parametrize("over_http", [False, True])
+def test_the_input_of_a_stored_answer_is_read_page_by_page(serve: Any, over_http: bool) -> None:
+    session = serve("hi").open()
+    with contextlib.ExitStack() as stack:
+        client = session.model.sync_client
+        if over_http:
+            client = openai.OpenAI(base_url=session.model.base_url, api_key=session.model.api_key, max_retries=0)
+            stack.enter_context(client)
+        said = [{"role": "user", "content": f"text {place}"} for place in range(5)]
+        one = client.responses.create(model="toy", input=said)
+        pages = client.responses.input_items.list(one.id, limit=2, order="asc")
+        assert pages.has_more
+        items = list(pages)  # the SDK asks for the further pages
+        assert [item.content[0].text for item in items] == [f"text {place}" for place in range(5)]
+        assert len({item.id for item in items}) == 5
+        newest = client.responses.input_items.list(one.id).data
+        assert [item.id for item in newest] == [item.id for item in reversed(items)]
+        two = client.responses.create(model="toy", input="and?", previous_response_id=one.id)
+        assert [item.content[0].text for item in client.responses.input_items.list(two.id)] == ["and?"]
+        wrong: list[tuple[dict[str, Any], str]] = [({"limit": 0}, "limit"), ({"order": "up"}, "order")]
+        for options, name in [*wrong, ({"after": "none"}, "after"), ({"extra_query": {"x": "1"}}, "x")]:
+            with pytest.raises(openai.BadRequestError) as error:
+                client.responses.input_items.list(one.id, **options)
+            assert error.value.param == name
+    assert len(session.close()) == 2
+
+
+def test_two_answers_to_the_same_stored_one_are_branches_of_its_call(serve: Any) -> None:
+    session = serve(scripted("root", "left", "right", "leaf")).open()
+    root = ask(session)
+    left = ask(session, input="go left", previous_response_id=root.id)
+    right = ask(session, input="go right", previous_response_id=root.id)
+    assert ask(session, input="on", previous_response_id=left.id).output_text == "leaf"
+    assert (left.output_text, right.output_text) == ("left", "right")
+    calls = session.close()
+    assert [call.parent for call in calls] == [None, 0, 0, 1]
+    assert all(continues(calls[0], call) for call in calls[1:3])
+    assert continues(calls[1], calls[3])
+
+
 def test_a_stored_answer_is_continued_by_its_id(serve: Any) -> None:
     session = serve(scripted(THINKS, "three", "four")).open()
     first = ask(session, tools=[TOOL], instructions="be brief")
@@ -94,6 +135,8 @@ def test_a_stored_answer_is_continued_by_its_id(serve: Any) -> None:
     session.model.sync_client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         session.model.sync_client.responses.retrieve(first.id)
+    with pytest.raises(openai.NotFoundError):
+        session.model.sync_client.responses.input_items.list(first.id)
     one, two, three = session.close()
     assert continues(one, two)
     assert continues(one, three)

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from expert_toys import EXPERTS
+from hybrid_toys import HYBRIDS
 from transformers import CONFIG_MAPPING
 
 from sharpen.families.modules import class_for
 
-VOCABULARY = 128
+VOCABULARY = 320
+"""Enough for the tokenizer of `conftest.make_toy_model`, whose special ids are those below."""
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -24,8 +27,8 @@ _SIZES: dict[str, Any] = {
     "head_dim": 8,
     "max_position_embeddings": 512,
     "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
     "initializer_range": 0.2,
 }
 _WINDOWED = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}
@@ -61,6 +64,10 @@ _PLAIN = (
 )
 
 SETTINGS: dict[str, dict[str, Any]] = {
+    **HYBRIDS,
+    **{kind: toy.settings for kind, toy in EXPERTS.items()},
+    "kimi_linear": {**HYBRIDS["kimi_linear"], "head_dim": 4, "v_head_dim": 6},
+    "deepseek_v3": {**EXPERTS["deepseek_v3"].settings, "head_dim": 4, "v_head_dim": 6},
     **{kind: {} for kind in _PLAIN},
     **{kind: {"sliding_window": 12} for kind in ("mistral", "ministral")},
     **dict.fromkeys(("olmo3", "exaone4", "cohere2"), _WINDOWED),
@@ -72,6 +79,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "text": {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
         "vision": _QWEN_EYES,
     },
+    "qwen3_5": {"text": HYBRIDS["qwen3_5_text"], "vision": _QWEN_EYES},
+    "qwen3_5_moe": {"text": EXPERTS["qwen3_5_moe_text"].settings, "vision": _QWEN_EYES},
     "mistral3": {"text": {"model_type": "mistral"}, "vision": {**_EYES, "model_type": "pixtral"}},
 }
 

@@ -37,10 +37,21 @@ def test_weights_gradients_and_moments_by_hand(folder: Path) -> None:
     found = items(planned(folder))
     assert found["policy: weights"] == 4 * P
     assert found["policy: gradients"] == 4 * P
-    assert found["policy: AdamW moments"] == 8 * P
+    assert found["policy: moments"] == 8 * P
     assert found["reference: weights"] == 4 * P  # grpo has a KL term
     assert found["engine: weights"] == 2 * P
     assert "critic: weights" not in found
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("adamw_8bit", 2 * P + P // 32), ("paged_adamw_8bit", 2 * P + P // 32), ("muon", 4 * P + 4 * 500 * 64)],
+)
+def test_other_optimizers_keep_less(folder: Path, kind: str, expected: int) -> None:
+    """Two bytes and two scales for each 256 weights; Muon one moment, but AdamW's two for the embeddings."""
+    found = items(planned(folder, {"trainer.optimizer": kind}))
+    assert found["policy: moments"] == expected
+    assert found["policy: gradients"] == 4 * P
 
 
 def test_of_one_type_and_in_one_process_trainer_and_engine_have_one_copy(folder: Path) -> None:
@@ -57,7 +68,7 @@ def test_processes_share_out_what_is_trained(folder: Path) -> None:
     (place,), held = found.places, items(found)
     assert (place.count, found.missing_devices) == (2, 0)
     assert held["policy: weights"] == held["policy: gradients"] == held["reference: weights"] == 2 * P
-    assert held["policy: AdamW moments"] == 4 * P
+    assert held["policy: moments"] == 4 * P
     assert held["engine: weights"] == 2 * P
     layer = (P - 500 * 64) // 3
     assert held["gathered weights"] == 4 * 500 * 64 + 2 * 2 * layer
@@ -87,7 +98,7 @@ def test_what_is_offloaded_lies_on_the_host(folder: Path) -> None:
 
 def test_a_critic_has_moments_and_gradients_too(folder: Path) -> None:
     found = items(planned(folder, {"algorithm.algorithm_type": "ppo"}))
-    assert [found[f"critic: {what}"] for what in ("weights", "gradients", "AdamW moments")] == [4 * P, 4 * P, 8 * P]
+    assert [found[f"critic: {what}"] for what in ("weights", "gradients", "moments")] == [4 * P, 4 * P, 8 * P]
 
 
 def test_on_a_cpu_a_step_of_several_updates_keeps_its_start_where_there_is_room(folder: Path) -> None:
@@ -108,7 +119,7 @@ def test_adapters_train_alone_and_are_their_own_reference(folder: Path) -> None:
     linear = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
     found = items(planned(folder, {"trainer.lora": {"rank": 4}}))
     assert found["policy: weights"] == 4 * (P + adapters) - 2 * linear
-    assert found["policy: AdamW moments"] == 8 * adapters
+    assert found["policy: moments"] == 8 * adapters
     assert "reference: weights" not in found
     assert found["merged weights"] == 2 * linear  # on their way to the engine
 
@@ -200,7 +211,7 @@ def test_certain_is_what_nobody_can_do_without(folder: Path) -> None:
     assert {item.role for item in sure.items} == {
         "policy: weights",
         "policy: gradients",
-        "policy: AdamW moments",
+        "policy: moments",
         "reference: weights",
         "engine: weights",
     }

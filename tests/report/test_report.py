@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -128,16 +129,16 @@ def test_the_chart():
     drawn = chart(rewards, [held_out])
     assert drawn.training.count("M") == 2, "a gap is not drawn over"
     (point,) = drawn.evaluations[0].points
-    assert point.y == pytest.approx((drawn.top + drawn.bottom) / 2)
-    assert point.low > point.y > point.high
-    assert [tick.text for tick in drawn.y_ticks] == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
+    assert (point.x, point.low, point.y, point.high) == (0, 75, 50, 25)
+    assert [tick.text for tick in drawn.y_ticks] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
     assert [tick.text for tick in drawn.x_ticks] == ["0", "1", "2", "3"]
     nothing = Series(name="r", steps=(), times=(), values=())
     assert chart(nothing, []) is None
     many = Series(name="r", steps=tuple(range(10_000)), times=(), values=(-5.0, 300.0) * 5000)
     long = chart(many, [])
-    assert long.training.count(",") <= MAX_POINTS + 1
+    assert long.training.count("L") <= MAX_POINTS
     assert long.y_ticks[0].text == "0"
+    assert [tick.text for tick in chart(replace(rewards, values=(-2.0, None, 1.0)), []).x_ticks] == ["1", "2", "3"]
 
 
 def test_the_command_writes_prints_and_answers(tmp_path, capsys):
@@ -155,3 +156,19 @@ def test_the_command_writes_prints_and_answers(tmp_path, capsys):
     assert "--output" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 2
     assert "not a run directory" in capsys.readouterr().err
+
+
+def test_a_run_that_was_only_explored_or_served_has_no_report_and_is_told_why(tmp_path, capsys):
+    """Red when the command writes an empty report into the explorer's folder, or calls the run none."""
+    explorer = tmp_path / "explored" / "explore"
+    explorer.mkdir(parents=True)
+    (explorer / "resolved.json").write_text("{}")
+    for folder in (explorer, explorer.parent):
+        assert main(["report", str(folder)]) == 2
+        assert "mode: train" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.rglob("*.html")] == []
+    run = make_run(tmp_path, ANSWERS)
+    explorer.rename(run / "explore")
+    assert main(["report", str(run)]) == 0
+    assert main(["report", str(run / "explore")]) == 2
+    assert f"sharpen report {run}" in capsys.readouterr().err

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from expert_toys import EXPERTS, make_experts
+from expert_toys import TRAINED, copy_of, make_experts
 from safetensors import safe_open
-from trainer_toys import VOCABULARY, Batch, hf_logprobs, make_experiences, plain_copy
+from trainer_toys import VOCABULARY, Batch, hf_logprobs, make_experiences
 from transformers import AutoModelForCausalLM
 
 from sharpen.algorithm.resolve import resolve
@@ -24,13 +24,11 @@ from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import pack
 from sharpen.trainer.trainer import Trainer
 
-PLAIN = [name for name in EXPERTS if EXPERTS[name].plain_attention]
-
 
 def with_routes(module, experiences, shift=0):
     """Add the experts that the model chooses for each sequence; with a `shift`, others, as an engine of other weights
     would. A shared beginning gets the same ones."""
-    model = plain_copy(module)
+    model = copy_of(module)
     routing, found = Routing(model), []
     for one in experiences:
         with torch.no_grad(), routing.recording() as recorded:
@@ -42,7 +40,7 @@ def with_routes(module, experiences, shift=0):
 
 def alone(module, experiences):
     """Logprobs and gradients by transformers, one sequence at a time, with the recorded experts."""
-    model = plain_copy(module)
+    model = copy_of(module)
     routing, logprobs = Routing(model), {}
     for one in experiences:
         routes_NLK = torch.from_numpy(one.routes_NLK.astype(np.int64))
@@ -56,7 +54,7 @@ def alone(module, experiences):
     return {name: p.grad for name, p in model.named_parameters()}, logprobs
 
 
-@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("family", TRAINED)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_packed_tree_replays_each_tokens_experts_and_has_the_gradients_of_separate_sequences(family, checkpointing):
     """With experts that the model itself would not choose. Break: give `_hidden_of` no routes."""
@@ -98,7 +96,7 @@ def sampled_by_engine(module, count=6):
     prompts = [np.concatenate([common, rng.integers(3, VOCABULARY, 3)]).astype(np.int32) for _ in range(count)]
 
     async def sample():
-        engine = EmbeddedEngine(plain_copy(module), max_model_len=64)
+        engine = EmbeddedEngine(copy_of(module), max_model_len=64)
         asked = [sample_probes(engine, ids, temperature=1.0, noise=number) for number, ids in enumerate(prompts)]
         found = await asyncio.gather(*asked)
         await engine.close()
@@ -124,7 +122,7 @@ def make_trainer(policy):
     return Trainer(policy, algorithm=algorithm, config=TrainerConfig(), learning_rate=0.01, planned_updates=4)
 
 
-@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("family", TRAINED)
 def test_a_step_on_what_the_engine_sampled_agrees_with_it_and_moves_the_routers(family):
     module = make_experts(family)
     experiences = sampled_by_engine(module)
@@ -177,8 +175,8 @@ def test_a_reference_chooses_by_itself():
     module = make_experts("qwen3_moe")
     (experience,) = with_routes(module, make_experiences(num_groups=1, group_size=1), shift=1)
     (packed,) = pack([experience], 1000)
-    own_E = hf_logprobs(plain_copy(module), experience).detach()
-    reference = TrainedModel(plain_copy(module), compute_dtype=torch.float32)
+    own_E = hf_logprobs(copy_of(module), experience).detach()
+    reference = TrainedModel(copy_of(module), compute_dtype=torch.float32)
     reference.freeze()
     with torch.no_grad():
         torch.testing.assert_close(reference.score(packed).logprobs_E, own_E, atol=1e-5, rtol=1e-5)

@@ -103,23 +103,31 @@ def scribble(path):
 def retype(path):
     """Leave the tables of another version, with this version's mark."""
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript("DROP TABLE rollouts; CREATE TABLE rollouts (number INTEGER PRIMARY KEY, id TEXT);")
+        connection.executescript("DROP TABLE words; CREATE TABLE words (number INTEGER PRIMARY KEY, question TEXT);")
 
 
-@pytest.mark.parametrize("damage", [scribble, retype])
-def test_an_index_that_is_damaged_inside_is_made_anew(live, tmp_path, damage):
+@pytest.mark.parametrize(("damage", "opened"), [(scribble, False), (scribble, True), (retype, False)])
+def test_an_index_that_is_damaged_inside_is_made_anew(live, tmp_path, damage, opened):
     """Red when `_prepare` does not compare the tables, or `update` passes an error of SQLite's on as it is."""
-    before = rows(whole(live, tmp_path))
+    index = whole(live, tmp_path)
+    before = rows(index)
     (path,) = tmp_path.glob("*/view.db")
     damage(path)
-    index = Index(Folder.of(live), tmp_path)
+    if not opened:
+        index = Index(Folder.of(live), tmp_path)
     while index.update():
         pass
     assert rows(index) == before
-    assert rows(index, "SELECT COUNT(*) FROM texts WHERE texts MATCH 'stock'")[0][0] == len(before)
+    assert len(rows(index, "SELECT number, question, answer, error FROM words")) == len(before)
 
 
-@pytest.mark.parametrize("damage", [scribble, retype])
+def lose(path):
+    """Lose a table."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE words")
+
+
+@pytest.mark.parametrize("damage", [scribble, lose])
 def test_a_page_that_meets_a_damaged_index_comes_again(live, client, library, tmp_path, damage):
     """Red when `make_app` has no answer to `IndexMadeAnewError`."""
     http = client(live)

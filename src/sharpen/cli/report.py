@@ -23,6 +23,22 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
+def _why_no_report(run_dir: Path) -> str:
+    """Return why there is nothing to report of a run that an explorer (or a server) has begun; empty otherwise."""
+    from sharpen.run.explore import EXPLORER
+
+    run = run_dir.absolute().parent if run_dir.absolute().name == EXPLORER else run_dir
+    trained = any((run / name).exists() for name in ("run.db", "evaluations.db", "metrics.jsonl"))
+    if not (run / EXPLORER / "resolved.json").exists() or (trained and run == run_dir):
+        return ""
+    if trained:
+        return f"{run_dir} is the explorer's folder, which has no results: sharpen report {run}"
+    return (
+        f"{run} was explored or served, and nothing of it has been trained or evaluated: its report comes with the "
+        "trainer (mode: train, for the same name)"
+    )
+
+
 def run_report(arguments: argparse.Namespace) -> int:
     """Write or print the report. Raises `ConfigError` if there is no such run, or the file cannot be written."""
     from sharpen.report.card import write_cards
@@ -32,6 +48,8 @@ def run_report(arguments: argparse.Namespace) -> int:
     from sharpen.view.folders import MARKS
 
     run_dir = run_of(arguments)
+    if why_not := _why_no_report(run_dir):
+        raise ConfigError(why_not)
     if not any((run_dir / mark).exists() for mark in MARKS):
         raise ConfigError(f"{run_dir} is not a run directory: it has none of {', '.join(MARKS)}")
     report = read_report(run_dir, price_per_hour=arguments.price_per_hour)

@@ -56,6 +56,8 @@ HAS: Mapping[Part, frozenset[Piece]] = {
             Piece.TWO_SIZES,
             Piece.SHARED_KEYS,
             Piece.EXPERTS,
+            Piece.RECURRENT,
+            Piece.CONVOLUTION,
         }
     ),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},
@@ -104,8 +106,8 @@ def pieces_of(config: Any) -> frozenset[Piece]:
 def _layer_pieces(text: Any) -> Iterator[Piece]:
     kinds = set(getattr(text, "layer_types", None) or ())
     yield from (_LAYERS.get(kind, Piece.OTHER_LAYERS) for kind in kinds - _PLAIN_LAYERS)
-    if not hasattr(text, "num_attention_heads"):
-        yield Piece.RECURRENT
+    if not hasattr(text, "num_attention_heads"):  # nothing but a recurrence of its own
+        yield Piece.OTHER_LAYERS
     if any((getattr(text, field, None) or 0) > 1 for field in _EXPERTS) and _routes(text, kinds):
         yield Piece.EXPERTS
 

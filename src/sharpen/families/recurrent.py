@@ -95,7 +95,8 @@ def mixers_of(module: torch.nn.Module) -> list[Mixer]:
     modules = dict(module.named_modules())
     mixers = []
     for name, part in modules.items():
-        argument = _cache_argument(part)
+        forward = part.forward.own if isinstance(part.forward, _Replaced) else part.forward
+        argument = _cache_argument(part, forward)
         if argument is None:
             continue
         mixers.append(
@@ -105,16 +106,16 @@ def mixers_of(module: torch.nn.Module) -> list[Mixer]:
                 layer_index=int(part.layer_idx),
                 cache_argument=argument,
                 continues=not hasattr(part, "x_proj"),  # Mamba 1, whose scan in transformers begins with zeros
-                forward=part.forward,
+                forward=forward,
             )
         )
     return mixers
 
 
-def _cache_argument(part: torch.nn.Module) -> str | None:
+def _cache_argument(part: torch.nn.Module, forward: Callable[..., Any]) -> str | None:
     if not any(isinstance(child, torch.nn.Conv1d) for child in part.children()):
         return None
-    parameters = inspect.signature(part.forward).parameters
+    parameters = inspect.signature(forward).parameters
     return next((name for name in ("cache_params", "past_key_values") if name in parameters), None)
 
 
@@ -124,19 +125,27 @@ def replace_forward(mixer: Mixer, keyword: str, compute: Callable[[Mixer, torch.
 
     The argument is read at the layer around the mixer, since some families do not pass it on.
     """
-    value = None
+    replaced = _Replaced(mixer, keyword, compute)
+    mixer.owner.register_forward_pre_hook(replaced.remember, with_kwargs=True)
+    mixer.module.forward = replaced
 
-    def remember(_: torch.nn.Module, __: tuple[Any, ...], arguments: dict[str, Any]) -> None:
-        nonlocal value
-        value = arguments.get(keyword)
 
-    def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if value is None:
-            return mixer.forward(hidden_states, *args, **kwargs)
-        return compute(mixer, hidden_states, value)
+class _Replaced:
+    """The forward pass in place of a mixer's `own`."""
 
-    mixer.owner.register_forward_pre_hook(remember, with_kwargs=True)
-    mixer.module.forward = forward
+    def __init__(self, mixer: Mixer, keyword: str, compute: Callable[[Mixer, torch.Tensor, Any], torch.Tensor]) -> None:
+        self.own = mixer.forward
+        self._mixer, self._keyword, self._compute = mixer, keyword, compute
+        self._value: Any = None
+
+    def remember(self, _: torch.nn.Module, __: tuple[Any, ...], arguments: Mapping[str, Any]) -> None:
+        """Keep the value with which the layer around the mixer is called."""
+        self._value = arguments.get(self._keyword)
+
+    def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self._value is None:
+            return self.own(hidden_states, *args, **kwargs)
+        return self._compute(self._mixer, hidden_states, self._value)
 
 
 def join_states(parts: Sequence[States]) -> States:

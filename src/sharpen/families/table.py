@@ -51,6 +51,9 @@ def _named(names: str) -> frozenset[Piece]:
     return frozenset(Piece[name.upper()] for name in names.split())
 
 
+_NO_OUT_PROJ = "LoRA has no adapters on `out_proj` of its recurrent layers, which peft refuses"
+_WHOLE_PATHS = "shared prompts are computed for each sequence anew in its Mamba 1 layers"
+
 FAMILIES: tuple[Family, ...] = (
     _row("Qwen2, Qwen2.5", "qwen2"),
     _row("Qwen3", "qwen3"),
@@ -79,10 +82,10 @@ FAMILIES: tuple[Family, ...] = (
     _row("ERNIE 4.5", "ernie4_5"),
     _row("LFM2", "lfm2", needs="convolution"),
     _row("LFM3", "lfm3", needs="convolution"),
-    _row("Nemotron-H", "nemotron_h", needs="recurrent experts"),
-    _row("Falcon-H1", "falcon_h1", needs="recurrent"),
+    _row("Nemotron-H", "nemotron_h", needs="recurrent experts", limits=(_NO_OUT_PROJ,)),
+    _row("Falcon-H1", "falcon_h1", needs="recurrent", limits=(_NO_OUT_PROJ,)),
     _row("Bamba", "bamba", needs="recurrent"),
-    _row("Jamba", "jamba", needs="recurrent experts"),
+    _row("Jamba", "jamba", needs="recurrent experts", limits=(_WHOLE_PATHS, "LoRA has no adapters on `dt_proj`")),
     _row("Kimi Linear", "kimi_linear", needs="recurrent experts two_sizes"),
     _row("Qwen2-MoE", "qwen2_moe", needs="experts"),
     _row("Qwen3-MoE", "qwen3_moe", needs="experts"),

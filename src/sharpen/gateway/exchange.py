@@ -40,6 +40,7 @@ class RawRequest:
     in_process: bool = False
     agent: str = ""
     beta: bool = False
+    query: str = ""
     span: Span | None = None
 
 
@@ -85,7 +86,7 @@ Start = Callable[[RawRequest], "asyncio.Task[Reply]"]
 
 
 def raw_request(
-    method: str, path: str, headers: Any, body: bytes, caller: Caller | None, *, in_process: bool
+    method: str, path: str, headers: Any, body: bytes, caller: Caller | None, *, in_process: bool, query: str = ""
 ) -> RawRequest:
     """Make a `RawRequest`, reading key, retry count and span from `headers` (any case-insensitive mapping).
 
@@ -106,5 +107,6 @@ def raw_request(
         in_process=in_process,
         agent=agent,
         beta="anthropic-beta" in headers,
+        query=query,
         span=span_of(headers.get(TRACEPARENT, "")) or (active_span() if in_process else None),
     )

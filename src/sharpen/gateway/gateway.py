@@ -31,6 +31,7 @@ from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
 from sharpen.gateway.protocols import messages
+from sharpen.gateway.protocols.responses_items import input_page
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import EVENTS_TYPE, JSON_TYPE, error_reply, json_reply, rollout_ended
 from sharpen.gateway.requests import (
@@ -45,6 +46,7 @@ from sharpen.gateway.requests import (
 from sharpen.gateway.routes import (
     COUNT_TOKENS,
     HEALTH,
+    INPUT_ITEMS,
     MODELS,
     PARSERS,
     Parse,
@@ -223,7 +225,7 @@ class Gateway:
             request, _ = self._parse(session, raw, messages.parse_count)
             return json_reply({"input_tokens": self._count(session, request)})
         if (name := response_id(route)) is not None:
-            return self._stored(session, name, delete=raw.method == "DELETE")
+            return self._stored(session, name, raw)
         if route[0] == "GET" and route[1].startswith("/models/"):
             raise ApiError(
                 f"The model {short_repr(route[1][8:])} does not exist: this key is for {self.model_name!r}.",
@@ -233,11 +235,13 @@ class Gateway:
             )
         raise not_found(raw.method, raw.path)
 
-    def _stored(self, session: Session, name: str, *, delete: bool) -> Reply:
+    def _stored(self, session: Session, name: str, raw: RawRequest) -> Reply:
         stored = session.memory.responses.get(name)
         if stored is None:
             raise ApiError(f"Response with id {short_repr(name)} not found.", status=404, code="not_found")
-        if not delete:
+        if raw.path.rstrip("/").endswith(INPUT_ITEMS):
+            return json_reply(input_page(stored.input_items, raw.query))
+        if raw.method == "GET":
             return json_reply(stored.body)
         del session.memory.responses[name]
         return json_reply({"id": name, "object": "response", "deleted": True})

@@ -15,10 +15,12 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(slots=True, kw_only=True)
 class StoredResponse:
-    """An answer that a later request may continue by its id: its body, and the conversation up to its end."""
+    """An answer that a later request may continue by its id: its body, the conversation up to its end, and the items of
+    its own request's input, oldest first."""
 
     body: Mapping[str, Any]
     messages: Messages
+    input_items: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,6 +19,8 @@ CHAT, COMPLETIONS, MODELS = ("POST", "/chat/completions"), ("POST", "/completion
 HEALTH = frozenset({("HEAD", "/"), ("GET", "/"), ("GET", "/health")})
 """Answered without a key: that somebody listens."""
 RESPONSES = ("POST", "/responses")
+INPUT_ITEMS = "/input_items"
+"""The end of the path at which the input of a stored response is read."""
 MESSAGES, COUNT_TOKENS = ("POST", "/messages"), ("POST", "/messages/count_tokens")
 PARSERS: Mapping[Route, Parse] = {
     CHAT: chat.parse_request,
@@ -40,9 +42,11 @@ def route_of(method: str, path: str) -> Route:
 
 
 def response_id(route: Route) -> str | None:
-    """Return the id of the stored response that a route asks for or deletes."""
+    """Return the id of the stored response that a route asks for or deletes, or whose input it asks for."""
     method, path = route
     name = path.removeprefix("/responses/")
+    if method == "GET":
+        name = name.removesuffix(INPUT_ITEMS)
     return name if method in ("GET", "DELETE") and name not in ("", path) and "/" not in name else None
 
 

@@ -90,7 +90,8 @@ class Server:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except ApiError as error:
             return _ReplyResponse(error_reply(error, request.url.path), close=True)
-        raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=False)
+        url = request.url
+        raw = raw_request(request.method, url.path, request.headers, body, caller, in_process=False, query=url.query)
         task = self._start_request(raw)
         gone = asyncio.create_task(disconnected(request))
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from sharpen.gateway.caller import WhoCalls
+from sharpen.gateway.caller import Caller, WhoCalls
 from sharpen.gateway.exchange import RawRequest, Reply, Start, raw_request
 from sharpen.gateway.replies import reply_of
 
@@ -115,7 +115,7 @@ class InProcess:
 
     async def ask(self, request: Any, body: bytes, timeout: float | None) -> Received[asyncio.Queue[Chunk]]:
         """Send a request and await its reply. Raises `TimeoutError`, which aborts it."""
-        raw = raw_request(request.method, request.url.path, request.headers, body, self._who_calls(), in_process=True)
+        raw = _raw(request, body, self._who_calls())
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Received[asyncio.Queue[Chunk]]] = loop.create_future()
         outbox = self._outbox(loop)
@@ -147,7 +147,7 @@ class InProcess:
         """Send a request and block this thread until its reply. Raises `TimeoutError`, which aborts it."""
         if asyncio._get_running_loop() is self._loop:
             raise RuntimeError("a synchronous client would block the serving loop; use it on another thread")
-        raw = raw_request(request.method, request.url.path, request.headers, body, self._who_calls(), in_process=True)
+        raw = _raw(request, body, self._who_calls())
         future: concurrent.futures.Future[Received[queue.SimpleQueue[Chunk]]] = concurrent.futures.Future()
 
         def done(reply: Reply) -> None:
@@ -171,6 +171,12 @@ class InProcess:
 
     def _outbox(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
         return self._outboxes.setdefault(loop, Mailbox())
+
+
+def _raw(request: Any, body: bytes, caller: Caller | None) -> RawRequest:
+    url = request.url
+    query = url.query.decode("latin-1")
+    return raw_request(request.method, url.path, request.headers, body, caller, in_process=True, query=query)
 
 
 def _library_of(sdk: Any) -> Any:

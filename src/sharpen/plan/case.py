@@ -97,6 +97,12 @@ class Case:
         return sizes.parameters if lora is None else sizes.lora_parameters(lora)
 
     @property
+    def num_in_tables(self) -> int:
+        """Of these, the number of those in embeddings and the output layer."""
+        sizes = self.models.policy
+        return 0 if self.config.trainer.lora is not None else sizes.vocabulary * (1 if sizes.tied else 2)
+
+    @property
     def is_offloaded(self) -> bool:
         """Whether the trained state is in the host's memory instead of the device's."""
         return self.config.trainer.cpu_offload and not self.on_cpu

@@ -29,9 +29,15 @@ def suggest(case: Case, fits: Fits) -> Settings | None:
     for count in range(1, len(changes) + 1):
         for chosen in combinations(changes, count):
             strongest = [len(levels) - 1 for levels in chosen]
-            if fits(case.changed(_settings(chosen, strongest))):
+            changed = case.changed(_settings(chosen, strongest))
+            if _possible(changed) and fits(changed):
                 return _settings(chosen, _weaken(case, chosen, strongest, fits))
     return None
+
+
+def _possible(case: Case) -> bool:
+    """Whether the changes go together: other optimizers than AdamW do not update sharded weights."""
+    return case.config.trainer.optimizer == "adamw" or not case.config.trainer.has_ranks
 
 
 def _settings(chosen: Sequence[Levels], indices: Sequence[int]) -> dict[str, Any]:
@@ -76,6 +82,11 @@ def _kv_cache(case: Case) -> Levels:
     return levels
 
 
+def _optimizer(case: Case) -> Levels:
+    """Keep the moments in 8 bits."""
+    return [{"trainer.optimizer": "adamw_8bit"}] if case.config.trainer.optimizer == "adamw" else []
+
+
 def _lora(case: Case) -> Levels:
     return [] if case.config.trainer.lora is not None else [{"trainer.lora": LoraConfig(rank=_RANK)}]
 
@@ -93,5 +104,13 @@ def _offload(case: Case) -> Levels:
     return [] if case.config.trainer.cpu_offload or case.on_cpu else [{"trainer.cpu_offload": True}]
 
 
-CHANGES: tuple[Callable[[Case], Levels], ...] = (_checkpointing, _micro_batch, _kv_cache, _lora, _processes, _offload)
+CHANGES: tuple[Callable[[Case], Levels], ...] = (
+    _checkpointing,
+    _micro_batch,
+    _kv_cache,
+    _optimizer,
+    _lora,
+    _processes,
+    _offload,
+)
 """The changes, cheapest first. A change that is not possible has no levels."""

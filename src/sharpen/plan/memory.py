@@ -4,7 +4,9 @@ In: a `Case`. Out: a `DeviceMemory` for each kind of device: the items that it a
 needs most. The rules follow the code:
 
     weights of a trained model      4 bytes a parameter (fp32), whatever it computes in; also of a reference or teacher
-    gradients, AdamW's two moments  4 and 8 bytes a trained parameter
+    gradients                       4 bytes a trained parameter
+    moments of the optimizer        8 bytes a trained parameter (AdamW), a little over 2 (its 8-bit kinds), or 4 (Muon;
+                                    8 for embeddings and the output layer)
     activations                     of the largest micro-batch: `live.pass_bytes`
     engine                          its weights in its own type, or the trainer's if both can share them; keys and
                                     values of the slots in use, within the budget
@@ -124,17 +126,26 @@ def _trainer_items(case: Case) -> Iterator[Item]:
     frozen = sizes.towers + (0 if lora is None else sizes.parameters)
     rounded = sizes.block_linear if lora is not None and case.trains_in_bfloat16 else 0
     yield item("policy: weights", 4 * (case.num_trained + frozen) - 2 * rounded)
-    yield item("policy: AdamW moments", 8 * case.num_trained)
+    yield item("policy: moments", moment_bytes(case, case.num_trained, case.num_in_tables))
     yield item("policy: gradients", 4 * case.num_trained, "training")
     if recipe.algorithm.needs_reference and lora is None:
         yield item("reference: weights", 4 * sizes.held)
     if isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_critic:
         trained = sizes.parameters - (0 if sizes.tied else sizes.vocabulary)
         yield item("critic: weights", 4 * sizes.held)
-        yield item("critic: AdamW moments", 8 * trained)
+        yield item("critic: moments", moment_bytes(case, trained, sizes.vocabulary))
         yield item("critic: gradients", 4 * trained, "training")
     if case.models.teacher is not None:
         yield item("teacher: weights", 4 * case.models.teacher.held)
+
+
+def moment_bytes(case: Case, trained: int, in_tables: int) -> int:
+    """Return what the optimizer keeps for `trained` parameters, of which `in_tables` are embeddings and output layers:
+    see `trainer.update_rules`. The few parameters of norms and biases are counted as the others."""
+    kind = case.config.trainer.optimizer
+    if kind == "muon":
+        return 4 * (trained - in_tables) + 8 * in_tables
+    return 8 * trained if kind == "adamw" else trained * 2 + trained * 8 // 256
 
 
 def _step_start(case: Case, held: Sequence[Item]) -> list[Item]:
@@ -142,7 +153,8 @@ def _step_start(case: Case, held: Sequence[Item]) -> list[Item]:
     (`trainer.step_start`), if there is room for it."""
     if case.config.trainer.num_minibatches * case.config.trainer.epochs == 1:
         return []
-    num_bytes = 3 * sum(item.num_bytes for item in held if item.role.endswith("AdamW moments")) // 2
+    # the gradients are as large as the trained weights
+    num_bytes = sum(item.num_bytes for item in held if item.role.endswith((": moments", ": gradients")))
     lasting = sum(i.num_bytes for i in held if i.when == "always" or i.role.endswith("gradients"))
     if num_bytes > SHARE * (case.hardware.memory_bytes - lasting):
         return []

@@ -35,10 +35,15 @@ def recorder_document(version: str) -> dict[str, Any]:
 def document(version: str, further: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the document; `further` are paths that this server has beside the usual ones."""
     paths: dict[str, Any] = {path: {"post": _call(*about)} for path, about in CALLS.items()}
+    id_: dict[str, Any] = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    paths["/v1/responses/{id}/input_items"] = {
+        "get": _operation("The input of a stored response", {}),
+        "parameters": [id_],
+    }
     paths["/v1/responses/{id}"] = {
         "get": _operation("A stored response", {}),
         "delete": _operation("Forget a stored response", {}),
-        "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
+        "parameters": [id_],
     }
     paths["/v1/models"] = {"get": _operation("The model that is served", {})}
     paths["/v1/models/{model}"] = {

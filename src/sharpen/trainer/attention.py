@@ -29,6 +29,7 @@ from sharpen.families.pieces import Piece, text_config
 from sharpen.families.table import needs_of
 from sharpen.trainer.cascade import AttentionPart, Cascade, block_for, full_parts, window_parts
 from sharpen.trainer.packing import Segment
+from sharpen.trainer.recurrence import Calls
 from sharpen.trainer.varlen import Paths, TorchVarlen, Varlen, check_kernel, torch_varlen, varlen_attention
 
 NAME = "sharpen_tree"
@@ -46,7 +47,14 @@ class TreeLayout:
         # Computed from lengths, since reading the largest position would wait for the GPU.
         self.max_position = max(sum(self._length(part) for part in path) for path in self.paths) - 1
         self.varlen = varlen
+        self._calls: dict[bool, Calls] = {}
         self._parts: dict[tuple[int | None, tuple[int, int] | None, torch.dtype], tuple[AttentionPart, ...]] = {}
+
+    def recurrent_calls(self, *, continues: bool) -> Calls:
+        """The calls of recurrent layers, planned once for all layers that can go on from a state, or cannot."""
+        if continues not in self._calls:
+            self._calls[continues] = Calls.of(self.segments, self.positions_N.device, continues=continues)
+        return self._calls[continues]
 
     def _length(self, number: int) -> int:
         return self.segments[number].stop - self.segments[number].start

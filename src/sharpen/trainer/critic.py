@@ -66,6 +66,7 @@ class Critic:
             trainer_config.model_copy(update={name: getattr(config, name) for name in own}),
             peak_learning_rate=config.learning_rate,
             planned_updates=planned_updates,
+            tables=model.tables(),
             name="critic",
         )
 

@@ -21,6 +21,7 @@ from torch import nn
 from sharpen.config.trainer import LoraConfig, TrainerConfig
 from sharpen.errors import ConfigError
 from sharpen.families.modules import decoder_of, has_towers
+from sharpen.families.recurrent import mixers_of
 from sharpen.families.routing import is_router
 from sharpen.trainer.model import Scorer, TrainedModel, read_module, resolve_dtype
 from sharpen.trainer.packing import Pack
@@ -178,15 +179,21 @@ def adapters_line(policy: TrainedModel) -> str:
     return f"LoRA: adapters of rank {policy.adapters['rank']} with {trained:,} parameters, on {frozen:,} frozen ones"
 
 
+_NO_OUT_PROJ = frozenset({"falcon_h1", "nemotron_h"})
+"""Model types whose `out_proj` peft refuses."""
+
+
 def _targets(module: Any, lora: LoraConfig) -> list[str]:
     """Return the last part of the names of the linear layers that get adapters."""
     head = module.get_output_embeddings()
+    without = _without_adapters(module)
     linear = sorted(
         {
             name.rpartition(".")[2]
             for name, layer in decoder_of(module).named_modules()
             if isinstance(layer, nn.Linear) and layer is not head and not is_router(layer)
         }
+        - without
     )
     unknown = sorted(set(lora.target_modules or ()) - set(linear))
     if not linear:
@@ -197,9 +204,17 @@ def _targets(module: Any, lora: LoraConfig) -> list[str]:
     if unknown:
         raise ConfigError(
             f"trainer.lora.target_modules names {', '.join(unknown)}, but the linear layers in the blocks of this "
-            f"model ({module.config.model_type}) are {', '.join(linear)}"
+            f"model ({module.config.model_type}) that can have adapters are {', '.join(linear)}"
         )
     return sorted(set(lora.target_modules or linear))
+
+
+def _without_adapters(module: Any) -> set[str]:
+    """Return the last part of the names of linear layers whose adapters would have no effect, or that peft refuses."""
+    names = {"out_proj"} if module.config.model_type in _NO_OUT_PROJ else set()
+    if any(hasattr(mixer.module, "dt_proj") for mixer in mixers_of(module)):
+        names.add("dt_proj")  # Mamba 1 multiplies by its weight, and does not call the layer
+    return names
 
 
 def _where(module: Any, targets: list[str]) -> list[str] | str:

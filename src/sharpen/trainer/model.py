@@ -22,12 +22,15 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from sharpen.errors import ModelError
 from sharpen.families.checkpoint import write_checkpoint
 from sharpen.families.modules import decoder_of, freeze_towers, load_module, text_parameters
+from sharpen.families.recurrent import mixers_of, replace_forward
 from sharpen.families.routing import recording, routing_of
 from sharpen.families.table import needs_of, refuse_unsupported
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
 from sharpen.trainer.output import OutputLayer
 from sharpen.trainer.packing import IndexArray, Pack, Segment
+from sharpen.trainer.probe import BRANCHES_BT, FIRST_N, POSITIONS_N, SEGMENTS, probe_ids
+from sharpen.trainer.recurrence import through_tree
 from sharpen.trainer.scores import (
     OtherModel,
     PackScores,
@@ -99,6 +102,8 @@ class TrainedModel:
             self._varlen, attention = choose_varlen(module.config, compute_dtype, self.device)
         own_NV = self._own_logits()  # before any kernel is installed
         decoder_of(module).set_attn_implementation(NAME)
+        for mixer in mixers_of(decoder_of(module)):
+            replace_forward(mixer, "tree", through_tree)
         liger = use_liger(module, self.device)
         if liger and (wrong := self._wrong_forward(own_NV)):
             take_out(module)
@@ -135,6 +140,11 @@ class TrainedModel:
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield the trained parameters by their Hugging Face names, tied ones once."""
         return ((name, parameter) for name, parameter in self.module.named_parameters() if parameter.requires_grad)
+
+    def tables(self) -> list[torch.nn.Parameter]:
+        """Return the weights of the embeddings and of the output layer, if it has its own."""
+        layers = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
+        return [layer.weight for layer in layers if layer is not None]
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return the text's weights for the engine by their Hugging Face names, tied ones once. They are not copies,
@@ -302,27 +312,23 @@ class TrainedModel:
     def _own_logits(self) -> torch.Tensor:
         """Return the probe's logits, shape (N, V), from the model's own forward pass over each branch."""
         decoder_of(self.module).set_attn_implementation("eager")
-        branches_BT = self._probe_ids()[[[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 8, 9, 10, 11]]]
+        ids_BT = probe_ids(self._vocabulary())[BRANCHES_BT]
         with torch.no_grad(), recording(self.routing) as recorded:
-            own_BTV = self.module(input_ids=to_device(branches_BT, self.device), use_cache=False).logits
+            own_BTV = self.module(input_ids=to_device(ids_BT, self.device), use_cache=False).logits
             if recorded is not None and self.routing is not None:
                 self.routing.check_all_chose()
-                self._probe_routes_NLK = torch.cat([recorded.routes_NLK[:8], recorded.routes_NLK[12:]])
-        return torch.cat([own_BTV[0], own_BTV[1, 4:]])
+                self._probe_routes_NLK = recorded.routes_NLK[FIRST_N]
+        own_NV: torch.Tensor = own_BTV.flatten(0, 1)[FIRST_N]
+        return own_NV
 
-    def _probe_ids(self) -> IndexArray:
-        return np.arange(1, 13) % int(self.module.get_output_embeddings().weight.shape[0])
+    def _vocabulary(self) -> int:
+        return int(self.module.get_output_embeddings().weight.shape[0])
 
     def _packed_logits(self) -> torch.Tensor:
-        """Return the probe's logits, shape (N, V), from a packed tree of two branches."""
-        positions_N = np.array([0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7])
-        segments = [
-            Segment(start=0, stop=4, subtree_stop=12, parent=None),
-            Segment(start=4, stop=8, subtree_stop=8, parent=0),
-            Segment(start=8, stop=12, subtree_stop=12, parent=0),
-        ]
+        """Return the probe's logits, shape (N, V), from the packed tree."""
         with torch.no_grad():
-            hidden_NC = self._routed(self._probe_ids(), positions_N, segments, self._probe_routes_NLK)
+            ids_N = probe_ids(self._vocabulary())
+            hidden_NC = self._routed(ids_N, POSITIONS_N, SEGMENTS, self._probe_routes_NLK)
             return OutputLayer.of(self.module).logits(hidden_NC)
 
     def _wrong_forward(self, own_NV: torch.Tensor) -> str:

@@ -1,4 +1,4 @@
-"""AdamW with a learning-rate schedule, gradient clipping, and a state made of plain tensors.
+"""An optimizer with a learning-rate schedule, gradient clipping, and a state made of plain tensors.
 
 In: named parameters with gradients. Out: updated parameters. Raises `TrainingError` before anything is changed.
 """
@@ -13,6 +13,7 @@ import torch
 from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import CheckpointError, TrainingError
 from sharpen.trainer.sharding import shard_like, whole
+from sharpen.trainer.update_rules import load_state, make_optimizers, set_update, state_tensors
 
 
 def learning_rate(update: int, peak: float, config: TrainerConfig, planned_updates: int) -> float:
@@ -31,7 +32,7 @@ def learning_rate(update: int, peak: float, config: TrainerConfig, planned_updat
 
 
 class Optimizer:
-    """AdamW over named parameters, without weight decay for norms and biases (fewer than two dimensions)."""
+    """Updates named parameters by the rule of `trainer.optimizer`."""
 
     def __init__(
         self,
@@ -40,25 +41,20 @@ class Optimizer:
         *,
         peak_learning_rate: float,
         planned_updates: int,
+        tables: Collection[torch.nn.Parameter] = (),
         name: str = "",
     ) -> None:
-        """Train these parameters. `name` is a prefix in errors and metrics; it is empty for the policy."""
+        """Train these parameters, of which `tables` are embeddings and output layers. `name` is a prefix in errors and
+        metrics; it is empty for the policy."""
         self.name = name
         self._parameters = dict(parameters)
         self._config = config
         self._peak = peak_learning_rate
         self._planned_updates = planned_updates
-        groups = [
-            {"params": [p for p in self._parameters.values() if p.ndim >= 2], "weight_decay": config.weight_decay},
-            {"params": [p for p in self._parameters.values() if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        self._adam = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=peak_learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            fused=True,
-        )
+        self._rules = make_optimizers(self._parameters.values(), tables, config)
+        self._rule_of = {
+            parameter: rule for rule in self._rules for group in rule.param_groups for parameter in group["params"]
+        }
 
     @property
     def parameters(self) -> Collection[torch.nn.Parameter]:
@@ -72,15 +68,16 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Discard the gradients."""
-        self._adam.zero_grad(set_to_none=True)
+        for rule in self._rules:
+            rule.zero_grad(set_to_none=True)
 
     def apply(self, update: int, norm: torch.Tensor) -> float:
         """Clip the gradients, which have this norm, and apply them as this update. Return its learning rate."""
         torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._config.max_grad_norm, norm)
         rate = learning_rate(update, self._peak, self._config, self._planned_updates)
-        for group in self._adam.param_groups:
-            group["lr"] = rate
-        self._adam.step()
+        for rule in self._rules:
+            set_update(rule, update, rate)
+            rule.step()
         return rate
 
     def norm(self, update: int) -> torch.Tensor:
@@ -111,7 +108,7 @@ class Optimizer:
         return {
             f"{name}/{kind}": tensor
             for name, parameter in self._parameters.items()
-            for kind, tensor in self._adam.state.get(parameter, {}).items()
+            for kind, tensor in state_tensors(self._rule_of[parameter], parameter).items()
         }
 
     def live_tensors(self) -> dict[str, torch.Tensor]:
@@ -121,8 +118,9 @@ class Optimizer:
     def keep_state_of(self, names: Collection[str]) -> None:
         """Discard the state of every parameter that has no tensor among these names."""
         for name, parameter in self._parameters.items():
-            if not any(f"{name}/{kind}" in names for kind in self._adam.state.get(parameter, {})):
-                self._adam.state.pop(parameter, None)
+            state = self._rule_of[parameter].state
+            if not any(f"{name}/{kind}" in names for kind in state.get(parameter, {})):
+                state.pop(parameter, None)
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load what `state_tensors` returned. Raises `CheckpointError` for a parameter that this optimizer does not
@@ -135,9 +133,9 @@ class Optimizer:
             raise CheckpointError(
                 f"the optimizer state is for parameters that the model does not have: {sorted(unknown)[:3]}"
             )
-        self._adam.state.clear()
+        for rule in self._rules:
+            rule.state.clear()
         for name, kinds in state.items():
             parameter = self._parameters[name]
-            self._adam.state[parameter] = {
-                kind: shard_like(tensor, parameter).clone() for kind, tensor in kinds.items()
-            }
+            mine = {kind: shard_like(tensor, parameter).clone() for kind, tensor in kinds.items()}
+            load_state(self._rule_of[parameter], parameter, mine)

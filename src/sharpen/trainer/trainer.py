@@ -82,7 +82,11 @@ class Trainer:
                 masks=masks,
             )
         self._optimizer = Optimizer(
-            policy.parameters(), config, peak_learning_rate=learning_rate, planned_updates=planned_updates
+            policy.parameters(),
+            config,
+            peak_learning_rate=learning_rate,
+            planned_updates=planned_updates,
+            tables=policy.tables(),
         )
         self._optimizers = (self._optimizer, *([] if critic is None else [critic.optimizer]))
         num_updates = config.num_minibatches * config.epochs

@@ -54,9 +54,10 @@ class Scale:
         place = 100.0 * (value - self.low) / (self.high - self.low)
         return round(min(100.0, max(0.0, place)), 2)
 
-    def ticks(self, most: int = 5) -> list[Tick]:
-        """Round values along the scale."""
+    def ticks(self, most: int = 5, *, whole: bool = False) -> list[Tick]:
+        """Round values along the scale, about so many; only `whole` ones, such as steps."""
         step = _round_step((self.high - self.low) / max(1, most))
+        step = float(math.ceil(step)) if whole else step
         first = math.ceil(self.low / step - 1e-9)
         values = [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
         return [Tick(at=self.at(value), text=_tick_text(value, step)) for value in values]
@@ -233,8 +234,13 @@ def moment(value: float | None) -> str:
 def held_out_scale(row: Any) -> Scale:
     """The scale of a run's results: 0 to 1 for rewards within it, so that runs are comparable at a glance."""
     known = [value for some in (row.before, row.after) if some for value in (some.low, some.value, some.high)]
-    within = all(0.0 <= value <= 1.0 for value in known if value is not None)
-    return Scale(low=0.0, high=1.0) if within and "loss" not in row.measure else Scale.over(known)
+    return Scale.over(known) if "loss" in row.measure else unit_scale(known)
+
+
+def unit_scale(*values: Iterable[float | None]) -> Scale:
+    """The scale from 0 to 1 where all values are within it, else one over the values."""
+    known = [value for some in values for value in some if value is not None]
+    return Scale(low=0.0, high=1.0) if all(0.0 <= value <= 1.0 for value in known) else Scale.over(known)
 
 
 def over_steps(steps: Sequence[float]) -> Scale:

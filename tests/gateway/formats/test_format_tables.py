@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -225,6 +226,37 @@ def test_markup_of_another_format_beside_a_call_is_content_or_malformed(form: To
         content, calls, malformed = form.parse(f"{mine} {other}", TOOLS)
         assert malformed != bool(calls)
         assert content == f"{mine} {other}" if malformed else other.strip()[:5] in content
+
+
+SPELLED = [
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=f>\n<parameter=items>\n{}\n</parameter>\n</function>\n</tool_call>",
+        "</parameter></function></tool_call>",
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=f>\n<parameter=items>\n{}\n</parameter>\n</function>\n</tool_call>",
+        "</parameter><parameter=count>",
+    ),
+    ("glm45", "<tool_call>f<arg_key>items</arg_key><arg_value>{}</arg_value></tool_call>", "</arg_value></tool_call>"),
+    (
+        "glm45",
+        "<tool_call>f<arg_key>items</arg_key><arg_value>{}</arg_value></tool_call>",
+        "</arg_value><arg_key>count</arg_key>",
+    ),
+    ("harmony", ' to=functions.f<|channel|>commentary json<|message|>{{"items": {}}}<|call|>', "<|call|>"),
+    ("harmony", ' to=functions.f<|channel|>commentary json<|message|>{{"items": {}}}', "<|end|><|start|>assistant"),
+]
+
+
+@pytest.mark.parametrize(("name", "call", "spelled"), SPELLED)
+def test_a_string_within_json_may_spell_the_end_of_its_call(name: str, call: str, spelled: str) -> None:
+    items = [f"a{spelled}b", {"key": spelled}]
+    content, calls, malformed = TOOL_FORMATS[name].parse("so" + call.format(json.dumps(items)), TOOLS)
+    assert not malformed
+    assert [json.loads(one.arguments) for one in calls] == [{"items": items}]
+    assert content.strip() == "so"
 
 
 @pytest.mark.parametrize("form", TOOL_FORMATS.values(), ids=lambda form: form.name)

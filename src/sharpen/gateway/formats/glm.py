@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from sharpen.gateway.formats.elements import Element, element_rules
 from sharpen.gateway.formats.format import ParsedCalls, ToolCall, ToolFormat, Tools
 from sharpen.gateway.formats.grammar import GrammarWriter, Markup, OfferedTool, literal, one_of
-from sharpen.gateway.formats.scan import past, scan
+from sharpen.gateway.formats.scan import element_value, past, scan
 from sharpen.gateway.formats.schema import typed_call
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _NAME = re.compile(r"<tool_call>\s*([^<>\s]+)\s*")
-_ARGUMENT = re.compile(
-    r"<arg_key>([^<]+)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*(?=<arg_key>|</tool_call>)", re.DOTALL
-)
+_ARGUMENT = re.compile(r"<arg_key>([^<]+)</arg_key>\s*<arg_value>")
+_CLOSES = re.compile(r"</arg_value>\s*(?=<arg_key>|</tool_call>)")
 
 
 def parse(text: str, tools: Tools) -> ParsedCalls:
@@ -32,10 +31,10 @@ def parse(text: str, tools: Tools) -> ParsedCalls:
         name, at = match[1], match.end()
         values: dict[str, str] = {}
         while (match := _ARGUMENT.match(text, at)) is not None:
-            if match[1] in values:
+            found = element_value(text, match.end(), _CLOSES)
+            if found is None or match[1] in values:
                 return None
-            values[match[1]] = match[2]
-            at = match.end()
+            values[match[1]], at = found
         end, call = past(text, at, CLOSE), typed_call(name, values, tools)
         return None if end is None or call is None else ([call], end)
 

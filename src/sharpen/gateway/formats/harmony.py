@@ -14,17 +14,18 @@ from dataclasses import dataclass
 
 from sharpen.gateway.formats.format import ParsedCalls, ReasoningFormat, ToolCall, ToolFormat, Tools
 from sharpen.gateway.formats.grammar import ANY, GrammarWriter, Markup, OfferedTool, literal, one_of, pattern
-from sharpen.gateway.formats.json_text import object_at
+from sharpen.gateway.formats.json_text import container_end, object_at
+from sharpen.gateway.formats.scan import element_value
 
 START, CHANNEL, MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
 END = "<|end|>"
 ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
 _ANALYSIS = re.compile(r"\s*(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>")
-_MESSAGE = re.compile(
+_HEADER = re.compile(
     r"(?:<\|start\|>assistant)?(?:\s+to=(?P<to>[^\s<]+))?<\|channel\|>(?P<channel>\w+)(?:\s+to=(?P<also_to>[^\s<]+))?"
-    r"\s*(?:<\|constrain\|>)?\w*<\|message\|>(?P<body>.*?)(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)",
-    re.DOTALL,
+    r"\s*(?:<\|constrain\|>)?\w*<\|message\|>"
 )
+_CLOSES = re.compile(r"\s*(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)")
 _TAG = re.compile(r"<\|(?:start|channel|message|constrain|end|call|return)\|>")
 _FUNCTIONS = "functions."
 
@@ -41,23 +42,37 @@ class _Message:
 
 def _messages(text: str) -> tuple[str, list[_Message]] | None:
     """Return the text before the first message, and the messages up to the text's end; None for another text."""
-    first = _MESSAGE.search(text)
+    first = _HEADER.search(text)
     begin = at = len(text) if first is None else first.start()
     messages = []
     while at < len(text):
-        match = _MESSAGE.match(text, at)
-        if match is None or _TAG.search(match["body"]) is not None:
+        header = _HEADER.match(text, at)
+        if header is None:
             return None
+        body, end = _body(text, header.end())
+        if body is None:
+            return None
+        whole = text[at:end]
         messages.append(
             _Message(
-                channel=match["channel"],
-                recipient=match["to"] or match["also_to"],
-                body=match["body"],
-                text=match[0] if match[0].startswith(START) else START + match[0],
+                channel=header["channel"],
+                recipient=header["to"] or header["also_to"],
+                body=body,
+                text=whole if whole.startswith(START) else START + whole,
             )
         )
-        at = match.end()
+        at = end
     return None if _TAG.search(text[:begin]) else (text[:begin], messages)
+
+
+def _body(text: str, at: int) -> tuple[str | None, int]:
+    """Return the body of a message from `at`, and the place after its end tag. None: other tags stand in it, which may
+    only stand within the strings of JSON."""
+    found = element_value(text, at, _CLOSES)
+    assert found is not None  # the text's end closes it too
+    body, end = found
+    outside = body[container_end(body, 0) or 0 :]
+    return None if _TAG.search(outside) else body, end
 
 
 def _parse_reasoning(text: str, opened: bool) -> tuple[str, str]:

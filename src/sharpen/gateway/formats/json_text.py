@@ -73,6 +73,17 @@ def object_at(text: str, at: int) -> tuple[str, int] | None:
     return (text[start:end], end) if isinstance(value, dict) else None
 
 
+def container_end(text: str, at: int) -> int | None:
+    """Return the end of the JSON object or list that begins at `at`, after whitespace; None for none."""
+    start = skip(text, at)
+    if not text.startswith(("{", "["), start):
+        return None
+    try:
+        return DECODER.raw_decode(text, start)[1]
+    except (ValueError, RecursionError):
+        return None
+
+
 def quoted(text: str) -> str:
     """Return a text as a JSON string, in its own characters."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,7 +1,8 @@
 """Qwen3-Coder and Qwen 3.5 and later: `<function=name>` with `<parameter=key>` elements between `<tool_call>` tags.
 
 A value stands between two newlines, unescaped and without its type, which comes from the tool's schema. It ends at the
-first `</parameter>` that another parameter or the function's end follows, so that values may contain such tags.
+first `</parameter>` that another parameter or the function's end follows, so that values may contain such tags; an
+object or a list ends where its JSON does.
 Source: the chat templates of Qwen/Qwen3-Coder-30B-A3B-Instruct and Qwen/Qwen3.5-4B.
 """
 
@@ -13,12 +14,13 @@ from collections.abc import Sequence
 from sharpen.gateway.formats.elements import Element, element_rules
 from sharpen.gateway.formats.format import ParsedCalls, ToolCall, ToolFormat, Tools
 from sharpen.gateway.formats.grammar import GrammarWriter, Markup, OfferedTool, literal
-from sharpen.gateway.formats.scan import past, scan
+from sharpen.gateway.formats.scan import element_value, past, scan
 from sharpen.gateway.formats.schema import typed_call
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"<tool_call>\s*<function=([^<>\n]+)>\s*")
-_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|</function>)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>\n?")
+_CLOSES = re.compile(r"\n?</parameter>\s*(?=<parameter=|</function>)")
 
 
 def parse(text: str, tools: Tools) -> ParsedCalls:
@@ -31,10 +33,10 @@ def parse(text: str, tools: Tools) -> ParsedCalls:
         name, at = match[1], match.end()
         values: dict[str, str] = {}
         while (match := _PARAMETER.match(text, at)) is not None:
-            if match[1] in values:
+            found = element_value(text, match.end(), _CLOSES)
+            if found is None or match[1] in values:
                 return None
-            values[match[1]] = match[2]
-            at = match.end()
+            values[match[1]], at = found
         end = past(text, at, "</function>")
         end = None if end is None else past(text, end, CLOSE)
         call = typed_call(name, values, tools)

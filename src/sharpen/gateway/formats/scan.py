@@ -5,10 +5,11 @@ In: a text; a function that reads the markup which begins at a place. Out: conte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from sharpen.gateway.formats.format import ParsedCalls, ToolCall
-from sharpen.gateway.formats.json_text import skip
+from sharpen.gateway.formats.json_text import container_end, skip
 
 Read = Callable[[str, int], "tuple[Sequence[ToolCall], int] | None"]
 """(text, where the opening tag begins) -> the calls, where their markup ends. None: malformed."""
@@ -38,6 +39,18 @@ def scan(text: str, opens: str, tags: Sequence[str], read: Read, *, newlines: in
     for _ in range(newlines):
         before = before.removesuffix("\n")
     return before + after if after.strip() else before, tuple(calls), False
+
+
+def element_value(text: str, at: int, closes: re.Pattern[str]) -> tuple[str, int] | None:
+    """Return the value of an element from `at`, and the place after what `closes` it; None if nothing does.
+
+    It ends at the first match of `closes`, but for one within JSON: an object or a list that ends right before a match
+    is the value, whatever its strings spell.
+    """
+    json_end = container_end(text, at)
+    end = None if json_end is None else closes.match(text, json_end)
+    end = end or closes.search(text, at)
+    return None if end is None else (text[at : end.start()], end.end())
 
 
 def past(text: str, at: int, tag: str) -> int | None:

@@ -14,6 +14,7 @@ from typing import Any
 from sharpen.gateway.answers import Choice, Delta, Head
 from sharpen.gateway.memory import Memory, StoredResponse
 from sharpen.gateway.protocols.chat import logprobs_of
+from sharpen.gateway.protocols.responses_items import input_items
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import dump
 from sharpen.gateway.requests import ApiError
@@ -132,7 +133,9 @@ class ResponsesWriter:
         }
         if self._store:
             messages = [*self._conversation, choice.message]
-            self._memory.responses[response["id"]] = StoredResponse(body=response, messages=messages)
+            self._memory.responses[response["id"]] = StoredResponse(
+                body=response, messages=messages, input_items=input_items(self._given.get("input", []), response["id"])
+            )
         return response
 
     def _response(self, head: Head, *, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""Makes the table of docs/use/memory.md: which model fits on which GPU, trained in which way, by `sharpen.plan`.
+
+In: the shapes of published models, below. Out: the table, written into the page. Nothing is measured and no GPU is
+needed: it is arithmetic, as every plan before a run. It takes some minutes.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import Qwen3Config
+
+from sharpen.config.load import resolve
+from sharpen.plan.case import Case, read_models
+from sharpen.plan.hardware import GIB, Hardware
+from sharpen.plan.predict import plan
+from sharpen.plan.workload import expected
+from sharpen.recipe import recipe_of
+
+PAGE = Path(__file__).parent / "use" / "memory.md"
+GPUS_GB = (16, 24, 48, 80, 141)
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "0.6B": {"hidden": 1024, "inner": 3072, "layers": 28, "heads": 16, "tied": True},
+    "1.7B": {"hidden": 2048, "inner": 6144, "layers": 28, "heads": 16, "tied": True},
+    "4B": {"hidden": 2560, "inner": 9728, "layers": 36, "heads": 32, "tied": True},
+    "8B": {"hidden": 4096, "inner": 12288, "layers": 36, "heads": 32, "tied": False},
+    "14B": {"hidden": 5120, "inner": 17408, "layers": 40, "heads": 40, "tied": False},
+    "32B": {"hidden": 5120, "inner": 25600, "layers": 64, "heads": 64, "tied": False},
+}
+"""The dense Qwen3 models as published: hidden size, size of the feed-forward layers, layers, heads."""
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "all weights, AdamW": {},
+    "all weights, Muon": {"optimizer": "muon"},
+    "all weights, AdamW in 8 bits": {"optimizer": "adamw_8bit"},
+    "LoRA, rank 16": {"lora": {"rank": 16}},
+}
+"""The settings of `trainer` in each row, beside gradient checkpointing."""
+
+
+def cells(shape: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield, for each GPU, the GiB that a run takes there, or a dash where it does not fit: 8 tasks x 8 rollouts a
+    step, without a KL term, at most 4,096 tokens a sequence. What is held at once in the engine and in the output layer
+    goes by the GPU's size."""
+    config = Qwen3Config(
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["inner"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151_936,
+        tie_word_embeddings=shape["tied"],
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        settings = {
+            "model": {"model_path": folder, "max_model_len": 4096, "max_tokens": 2048},
+            "train_dataset": {"path": "tasks.jsonl"},
+            "algorithm": {"algorithm_type": "grpo", "group_size": 8, "batch_size": 8},
+            "loss": {"kl": "none"},
+            "trainer": {"gradient_checkpointing": True, "max_tokens_per_micro_batch": 4096, **trainer},
+        }
+        recipe = recipe_of(resolve(None, settings).config)
+        models, workload = read_models(recipe), expected(recipe.config)
+    for size in GPUS_GB:
+        gpu = Hardware(name="a GPU", kind="cuda", count=1, memory_bytes=size * 10**9)
+        case = Case(recipe=recipe, models=models, hardware=gpu, workload=workload, engine="embedded")
+        (place,) = plan(case, suggests=False).places
+        yield f"{place.peak / GIB:.1f}" if place.fits else "–"
+
+
+def lines() -> Iterator[str]:
+    """Yield the table's lines; a way that fits nowhere has none."""
+    yield "| model | trained | " + " | ".join(f"{size} GB" for size in GPUS_GB) + " |"
+    yield "|---" * (2 + len(GPUS_GB)) + "|"
+    for name, shape in SHAPES.items():
+        for way, trainer in WAYS.items():
+            row = list(cells(shape, trainer))
+            if any(cell != "–" for cell in row):
+                yield f"| {name} | {way} | " + " | ".join(row) + " |"
+
+
+def page(table: str) -> str:
+    """Return the page with this table."""
+    return re.sub(r"(?<=<!-- table -->\n).*(?=<!-- end -->)", f"\n{table}\n\n", PAGE.read_text(), flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page("\n".join(lines())))
+    print(f"wrote {PAGE}")
