@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-view test-as-it-is test-models docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-view bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-view test-as-it-is test-models docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -152,9 +152,9 @@ format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync
+bench: bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt
 
-bench-engine bench-trainer bench-step bench-tree bench-sync: bench-%: .venv/installed
+bench-engine bench-trainer bench-step bench-tree bench-sync bench-long_prompt: bench-%: .venv/installed
 	$(BIN)/python bench/$*.py
 
 # What the gateway adds to a call, what it keeps under load, and LiteLLM's proxy beside it, in an environment of its own.

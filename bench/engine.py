@@ -1,12 +1,14 @@
 """The embedded engine against transformers' `generate` (the better of its dynamic and static cache), on two CPU
 threads.
 
-In: nothing (Qwen3 models with random weights are made here). Out: a table and `bench/out/engine.json`. Workloads:
+In: nothing (Qwen3 and Qwen3.5 models with random weights are made here). Out: a table and `bench/out/engine.json`.
+Workloads:
 
 - equal: 64 prompts of 64 tokens, 128 new tokens each;
 - ragged: 64 conversations of three calls; what each call adds to the prompt, and its answer, are 8 to 256 tokens,
   uniformly drawn. Transformers gets the whole, left-padded prompt again at each call and generates until the longest
   answer of the batch is done; our conversations go on independently;
+- hybrid: the ragged work by a model of which three layers in four are recurrent (gated delta nets, in plain torch);
 - large: 100M parameters, short, reported only.
 
 Sides alternate in one process, with the same weights, precision and matmul setting; medians are compared, in tokens
@@ -32,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 from report import finish
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 
 from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.inference.embedded.matmul import float32_matmul
@@ -44,6 +46,7 @@ TARGETS = {
     "equal_bf16": 1.3,
     "ragged_fp32": 2.5,
     "ragged_bf16": 2.5,
+    "hybrid_fp32": 2.5,
     "chi_square_p": 0.001,
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -81,6 +84,32 @@ def make_model(size: str, dtype: torch.dtype) -> Any:
         pad_token_id=0,
     )
     return Qwen3ForCausalLM(config).to(dtype).eval()
+
+
+def make_hybrid() -> Any:
+    """About as many parameters as `tiny`: three layers with a recurrent state, one with attention."""
+    torch.manual_seed(0)
+    config = Qwen3_5TextConfig(
+        vocab_size=2048,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        linear_num_key_heads=4,
+        linear_num_value_heads=8,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        max_position_embeddings=MAX_LEN,
+        initializer_range=0.1,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return Qwen3_5ForCausalLM(config).eval()
 
 
 def equal_work(count: int, prompt: int, new: int, seed: int) -> list[Conversation]:
@@ -241,6 +270,8 @@ def main() -> int:
         for precision, dtype in DTYPES.items():
             if arguments.only in f"{kind}_{precision}":
                 measure(f"{kind}_{precision}", make_model("tiny", dtype), work_of, arguments.repeats)
+    if arguments.only in "hybrid_fp32":
+        measure("hybrid_fp32", make_hybrid(), workloads["ragged"], arguments.repeats)
     if arguments.only:
         return 0
     if not arguments.no_large:

@@ -88,6 +88,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "record": {"transcript", "experience", "exchange", "rollout", "gateway", "execution", "run", "serve"},
     "tuning": {"algorithm", "monitor", "rollout", "compat", "decide", "run", "report"},
     "cli": {
+        "families",
         "starter",
         "several",
         "rescore",

@@ -150,8 +150,9 @@ def test_growth_within_the_memory_bound_suspends_jobs_with_their_states() -> Non
     """Slots of 256 positions grow to 384, of which fewer fit; sparse slots are moved together. Red when
     `Scheduler._swap_many` leaves the states where they are."""
     engine = make_engine(without_end(), max_slots=512, max_model_len=512, kv_cache_mb=1)
-    requests = [request(prompt_of(200, n), noise=n, max_tokens=80 if n % 2 else 9) for n in range(24)]
+    requests = [request(prompt_of(200, n), noise=n, max_tokens=80 if n % 4 else 9) for n in range(24)]
     assert_right(requests, run_all(engine, requests))
+    assert engine.stats.computed_tokens + engine.stats.reused_tokens > 24 * 199  # some were placed twice
     states = engine._scheduler.states
     assert states is not None
     assert engine._scheduler.pool.length == 384
@@ -281,7 +282,7 @@ def drive(engine: EmbeddedEngine, plan: Plan) -> None:
     st.integers(0, 6),
     st.sampled_from([5, 40, 2048]),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_arrival_order_gives_right_logprobs(plan: Plan, max_slots: int, num_snapshots: int, chunk: int) -> None:
     engine = make_engine(without_end(), max_slots=max_slots)
     engine._stepper.prompt_tokens_per_step = chunk

@@ -58,6 +58,18 @@ _GEMMA4 = {
     "global_head_dim": 16,
 }
 
+_GEMMA3N = {
+    **_WINDOWED,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "intermediate_size": [48] * 4,
+    "activation_sparsity_pattern": [0.0] * 4,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "laurel_rank": 4,
+    "altup_num_inputs": 2,
+}
 _PLAIN = (
     *("qwen2", "qwen3", "llama", "gemma", "smollm3", "olmo2", "phi3", "granite", "glm4"),
     *("hunyuan_v1_dense", "ernie4_5", "seed_oss", "apertus", "ministral3"),
@@ -65,9 +77,10 @@ _PLAIN = (
 
 SETTINGS: dict[str, dict[str, Any]] = {
     **HYBRIDS,
-    **{kind: toy.settings for kind, toy in EXPERTS.items()},
+    **EXPERTS,
+    "nemotron_h": {**HYBRIDS["nemotron_h"], "initializer_range": 0.05},  # else strong decay rounds by up to 1e-4
     "kimi_linear": {**HYBRIDS["kimi_linear"], "head_dim": 4, "v_head_dim": 6},
-    "deepseek_v3": {**EXPERTS["deepseek_v3"].settings, "head_dim": 4, "v_head_dim": 6},
+    "deepseek_v3": {**EXPERTS["deepseek_v3"], "head_dim": 4, "v_head_dim": 6},
     **{kind: {} for kind in _PLAIN},
     **{kind: {"sliding_window": 12} for kind in ("mistral", "ministral")},
     **dict.fromkeys(("olmo3", "exaone4", "cohere2"), _WINDOWED),
@@ -79,8 +92,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "text": {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
         "vision": _QWEN_EYES,
     },
+    "gemma3n_text": _GEMMA3N,
+    "gemma4": {"text": _GEMMA4, "vision": {**_EYES, "head_dim": 8, "num_key_value_heads": 2}},
     "qwen3_5": {"text": HYBRIDS["qwen3_5_text"], "vision": _QWEN_EYES},
-    "qwen3_5_moe": {"text": EXPERTS["qwen3_5_moe_text"].settings, "vision": _QWEN_EYES},
+    "qwen3_5_moe": {"text": EXPERTS["qwen3_5_moe_text"], "vision": _QWEN_EYES},
     "mistral3": {"text": {"model_type": "mistral"}, "vision": {**_EYES, "model_type": "pixtral"}},
 }
 

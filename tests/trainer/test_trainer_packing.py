@@ -90,7 +90,9 @@ def test_every_loss_token_sees_exactly_its_own_history(rollouts, max_tokens, min
     ids = {member.rollout_id: member.ids_T.tolist() for member in members}
     seen = []
     for packed in packs:
-        assert packed.num_computed_tokens <= max_tokens or packed.num_sequences == 1
+        longest = max(len(ids[packed.rollout_ids[number]]) - 1 for number in packed.rollouts_E)
+        limit = max_tokens if longest <= max_tokens else longest + longest // 4
+        assert packed.num_computed_tokens <= limit
         for entry, index in enumerate(packed.predict_E.tolist()):
             rollout_id, token = packed.rollout_ids[packed.rollouts_E[entry]], int(packed.tokens_E[entry])
             path = path_of(packed, index)
@@ -112,6 +114,19 @@ def test_a_group_stays_together_if_it_fits():
                 if packed.rollout_ids[number].startswith(group)
             }
             assert len(members) == 3
+
+
+def test_a_prompt_longer_than_a_pack_is_not_computed_for_every_answer():
+    """Eight answers of 30 tokens to a prompt of 1,600, and a budget of 800. Break: let `limit` be `max_tokens`."""
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(3, 60, 1600).tolist()
+    answers = [rng.integers(3, 60, 30).tolist() for _ in range(20)]
+    members = [
+        make_experience(f"g/{n}", prompt + answer, [(1600, 1630)], advantage=1.0) for n, answer in enumerate(answers)
+    ]
+    (packed,) = pack(members[:8], 800)
+    assert packed.num_computed_tokens == 1600 + 8 * 29
+    assert [packed.num_sequences for packed in pack(members, 800)] == [15, 5]  # at most a quarter more
 
 
 def test_sequences_without_loss_are_left_out_and_an_unpredicted_token_is_refused():

@@ -24,6 +24,7 @@ from sharpen.cli.explain import add_explain, run_explain
 from sharpen.cli.export import add_export, run_export
 from sharpen.cli.init import add_init, run_init
 from sharpen.cli.list_runs import add_ls, run_ls
+from sharpen.cli.models import add_models, run_models
 from sharpen.cli.plan import add_plan, run_plan
 from sharpen.cli.record import add_record, run_record
 from sharpen.cli.report import add_report, run_report
@@ -61,6 +62,7 @@ COMMANDS: Mapping[str, Command] = {
     "plan": Command("predict the memory of a run before anything starts", add_plan, run_plan),
     "explain": Command("print every setting and where its value comes from", add_explain, run_explain),
     "algorithms": Command("list the algorithms with formulas, defaults and sources", add_algorithms, run_algorithms),
+    "models": Command("which models can be served and trained, and whether one can", add_models, run_models),
     "ls": Command("list the runs with their results", add_ls, run_ls),
     "show": Command("print rollouts of a run, token by token if asked", add_show, run_show),
     "view": Command("look at runs in a browser: curves, tasks, rollouts token by token", add_view, run_view),

@@ -148,7 +148,7 @@ class EngineConfig(Strict):
     max_slots: int = Field(default=256, ge=1)
     """Sequences that decode at the same time."""
     kv_cache_mb: int | None = Field(default=None, ge=1)
-    """Most memory of the KV cache, in MB; None takes what `max_slots` needs, up to a quarter of the free memory."""
+    """Most memory of KV cache and recurrent states in MB; None: what `max_slots` needs, up to a quarter of the free."""
 
     @field_validator("device")
     @classmethod

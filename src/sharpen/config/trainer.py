@@ -29,7 +29,8 @@ class TrainerConfig(Strict):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type over fp32 master weights; `auto` as in the engine."""
     max_tokens_per_micro_batch: int = Field(default=8192, ge=1)
-    """Most computed tokens of one forward and backward pass (a longer sequence gets its own pass)."""
+    """Most computed tokens of one forward and backward pass (a longer sequence gets its own pass, with others that add
+    at most a quarter)."""
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "muon"] = "adamw"
     """How gradients become updates. The 8-bit ones need the extra `quant` and a quarter of AdamW's memory; `muon` needs
     half of it. All but `adamw` train in one process."""

@@ -10,7 +10,8 @@ Shape suffixes: B sequences, T tokens of each, N tokens of one row, C hidden siz
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +21,9 @@ Kind = Literal["convolution", "recurrent"]
 States = Mapping[tuple[Kind, int], torch.Tensor]
 """The states of one layer behind some tokens, by kind and index (a layer may have several): each has B rows. Empty
 where nothing comes before."""
+
+
+_NO_LIMITS = (0.0, float("inf"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +49,31 @@ class Mixer:
         survives: there, pass a copy of what is kept, and compute at least two tokens where a gradient is needed.
         """
         carrier = _Carrier(before)
-        output = self.forward(hidden_BTC, **{self.cache_argument: carrier})
+        with _limited_step(self.module) if before and hidden_BTC.shape[1] == 1 else nullcontext():
+            output = self.forward(hidden_BTC, **{self.cache_argument: carrier})
         return output[0] if isinstance(output, tuple) else output, carrier.after
+
+
+@contextmanager
+def _limited_step(module: Any) -> Iterator[None]:
+    """Limit the step sizes of a Mamba 2 layer inside this block, as it does itself for several tokens, but not for one
+    (Nemotron-H). They are softplus(x + bias), where x is the last part of the input projection; so x is limited."""
+    least, most = getattr(module, "time_step_limit", _NO_LIMITS)
+    if (least, most) == _NO_LIMITS:
+        yield
+        return
+    bias_H = module.dt_bias
+    limits = [torch.full_like(bias_H, limit).expm1().log() - bias_H for limit in (least, most)]
+
+    def limit(_: torch.nn.Module, __: Any, output_BTP: torch.Tensor) -> torch.Tensor:
+        other, steps_BTH = output_BTP[..., : -len(bias_H)], output_BTP[..., -len(bias_H) :]
+        return torch.cat([other, steps_BTH.clamp(*limits).to(other.dtype)], dim=-1)
+
+    hook = module.in_proj.register_forward_hook(limit)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class _Carrier:

@@ -194,7 +194,8 @@ def _activations(case: Case) -> Item:
     update_tokens = work.computed_tokens / config.trainer.num_minibatches / case.num_trainers
     limit = config.trainer.max_tokens_per_micro_batch
     pair_tokens = work.answer_tokens if config.algorithm.algorithm_type == "dpo" else 0  # a pair is never split
-    num_tokens = max(2, round(max(min(update_tokens, limit), work.longest + pair_tokens)))
+    most = limit if work.longest <= limit else work.longest * 1.25  # as `trainer.packing.pack` has it
+    num_tokens = max(2, round(max(min(update_tokens, most), work.longest + pair_tokens)))
     accumulates = update_tokens >= 2 * limit
     traced = Pass(
         num_tokens=num_tokens,

@@ -15,12 +15,16 @@ from sharpen.errors import ModelError
 from sharpen.families.pieces import Part, text_config
 from sharpen.families.table import refuse_unsupported
 
+_WITHOUT_KEYS = frozenset({"linear_attention", "mamba", "conv", "moe", "mlp"})
+"""Kinds of layers that keep no keys and values."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """The sizes of a model. `parameters` counts those of the text, tied ones once, `towers` those that are held and
     never trained; `block_linear` counts those of the linear layers in the blocks, `vocabulary` (V x C) those of one
-    embedding table; `tied` is whether the output layer shares the input's table.
+    embedding table; `tied` is whether the output layer shares the input's table; `kv_values` counts what the cache
+    keeps of one position.
 
     `linears` holds (last name, outputs, inputs) of every linear layer in the blocks.
     """
@@ -31,8 +35,7 @@ class Sizes:
     vocabulary: int
     tied: bool
     num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    kv_values: int
     hidden_size: int
     intermediate_size: int
     vocab_size: int
@@ -44,8 +47,8 @@ class Sizes:
         return self.parameters + self.towers
 
     def kv_bytes(self, itemsize: int) -> int:
-        """Return the bytes of keys and values of one position: 2 x layers x KV heads x head size x `itemsize`."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+        """Return the bytes of keys and values of one position, in all layers that keep any."""
+        return self.kv_values * itemsize
 
     @property
     def fused(self) -> int:
@@ -103,7 +106,6 @@ def sizes_of(config: Any) -> Sizes:
         if isinstance(layer, torch.nn.Linear) and layer is not head
     )
     config = text_config(config)
-    heads = int(config.num_attention_heads)
     parameters = sum(parameter.numel() for _, parameter in text_parameters(model))
     return Sizes(
         parameters=parameters,
@@ -112,10 +114,27 @@ def sizes_of(config: Any) -> Sizes:
         vocabulary=embedding.numel(),
         tied=head.weight is embedding,
         num_layers=int(config.num_hidden_layers),
-        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        kv_values=_kv_values(config),
         hidden_size=int(config.hidden_size),
         intermediate_size=max((out for _, out, _ in linears), default=int(config.hidden_size)),
         vocab_size=int(embedding.shape[0]),
         linears=linears,
     )
+
+
+def _kv_values(config: Any) -> int:
+    """Return the number of values that the cache keeps for one position: keys and values of each layer with attention,
+    but for those that read another layer's."""
+    heads, num_layers = int(config.num_attention_heads), int(config.num_hidden_layers)
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config] * num_layers
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * num_layers
+    total = 0
+    for kind, layer in zip(
+        kinds[: num_layers - (getattr(config, "num_kv_shared_layers", None) or 0)], layers, strict=False
+    ):
+        if kind in _WITHOUT_KEYS:
+            continue
+        key = getattr(config, "qk_head_dim", None) or getattr(layer, "head_dim", None) or config.hidden_size // heads
+        value = getattr(config, "v_head_dim", None) or key
+        total += int(getattr(layer, "num_key_value_heads", None) or heads) * int(key + value)
+    return total

@@ -123,8 +123,9 @@ def pack(
     masks: TokenMasks | None = None,
     min_shared_tokens: int = MIN_SHARED_TOKENS,
 ) -> list[Pack]:
-    """Pack sequences in the given order, with at most `max_tokens` computed tokens per pack (a longer sequence gets its
-    own).
+    """Pack sequences in the given order, with at most `max_tokens` computed tokens per pack. A longer sequence gets its
+    own pack, with others as long as it is at most a quarter longer: a long prompt is then not computed again for every
+    answer.
 
     The sequences of a group stay together if they fit. Sequences without loss tokens are left out. `masks` are those of
     the model whose engine sampled the tokens, for calls with a constraint. Raises `CallError` if the first token of a
@@ -161,6 +162,7 @@ class _Builder:
         self._chosen: list[Experience] = []
         self._root = _Node(np.empty(0, np.int32))
         self._num_tokens = 0
+        self._longest = 0
 
     @property
     def empty(self) -> bool:
@@ -173,8 +175,11 @@ class _Builder:
         for number, experience in enumerate(unit, start=len(self._chosen)):
             added += _insert(root, _computed_ids(experience), number, self._min_shared)
         alone = self.empty and len(unit) == 1
-        if self._num_tokens + added > self._max_tokens and not alone:
+        longest = max(self._longest, *(len(_computed_ids(experience)) for experience in unit))
+        limit = self._max_tokens if longest <= self._max_tokens else longest + longest // 4
+        if self._num_tokens + added > limit and not alone:
             return False
+        self._longest = longest
         self._chosen.extend(unit)
         self._root, self._num_tokens = root, self._num_tokens + added
         return True

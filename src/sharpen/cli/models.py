@@ -1,0 +1,85 @@
+"""`sharpen models`: which families of models can be served and trained; `sharpen models PATH`: whether one can.
+
+In: the command line. Out: the table of `families.support`, or an answer about one checkpoint, of which `config.json`
+alone is read. Exit code 1: it cannot be served and trained here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from sharpen.cli.arguments import add_json, print_json
+
+_PARTS = {"engine": "embedded engine", "trainer": "trainer", "LoRA": "LoRA", "vllm": "vLLM as the engine"}
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "model", nargs="?", metavar="PATH", help="a model's folder, or its name on the hub; without it, all families"
+    )
+    add_json(parser)
+
+
+def run_models(arguments: argparse.Namespace) -> int:
+    """Print the families, or what one checkpoint can do here."""
+    if arguments.model is None:
+        _print_families(as_json=arguments.json)
+        return 0
+    from sharpen.families.support import support_of
+
+    found = support_of(_read_config(arguments.model))
+    if arguments.json:
+        print_json(found)
+    else:
+        _print_one(arguments.model, found)
+    return 1 if found["missing"]["trainer"] or found["missing"]["engine"] else 0
+
+
+def _print_families(*, as_json: bool) -> None:
+    from sharpen.families.support import COLUMNS, row_of
+    from sharpen.families.table import FAMILIES
+
+    rows = [row_of(family) for family in FAMILIES]
+    if as_json:
+        print_json([dict(zip(COLUMNS, row, strict=True)) for row in rows])
+        return
+    for row in rows:
+        cells = dict(zip(COLUMNS, row, strict=True))
+        print(f"{cells['family']} ({cells['model types']})")
+        print(", ".join(f"{name}: {cells[name]}" for name in ("engine", "trainer", "LoRA", "images", "vLLM")))
+        print(f"  {cells[COLUMNS[-1]]}\n" if cells[COLUMNS[-1]] else "")
+
+
+def _read_config(model: str) -> Any:
+    """Return the configuration of a checkpoint. Raises `ModelError`."""
+    from transformers import AutoConfig
+
+    from sharpen.errors import ModelError
+
+    folder = Path(model).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelError(f"{model!r} has no config.json: it must be a Hugging Face model directory")
+    try:
+        return AutoConfig.from_pretrained(folder if folder.is_dir() else model)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{model!r}: its config.json cannot be read: {reason}") from error
+
+
+def _print_one(model: str, found: dict[str, Any]) -> None:
+    known = "" if found["in_the_table"] else "; not in the table: engine and trainer compare it with transformers first"
+    print(f"{model}: {found['family']} (model type {found['model_type']!r}{known})")
+    print(f"needs beside plain attention: {', '.join(found['needs']) or 'nothing'}")
+    for part, name in _PARTS.items():
+        missing = found["missing"][part]
+        print(f"{name}: {f'no, {missing}' if missing else 'yes'}")
+    if found["images"]:
+        print(f"images: {found['images']}")
+    if found["kernels_not_installed"]:
+        names = ", ".join(found["kernels_not_installed"])
+        print(f"not installed: {names}; these layers are computed by transformers' slower torch code")
+    for limit in found["limits"]:
+        print(limit)

@@ -1,0 +1,76 @@
+"""What each family of models can do here, for people: `sharpen models` and the documentation's page.
+
+In: the table of families, or a configuration. Out: a mark or a sentence for each part. Nothing here imports torch or
+transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from importlib.util import find_spec
+from typing import Any
+
+from sharpen.families.pieces import HAS, Part, Piece
+from sharpen.families.table import Family, family_of, missing_of, needs_of
+
+COLUMNS = ("family", "model types", "engine", "trainer", "LoRA", "images", "vLLM", "beside plain attention, limits")
+YES, NO = "yes", "no"
+_TOWERS = frozenset({Piece.VISION, Piece.AUDIO})
+_KERNELS = {
+    Piece.RECURRENT: ("fla", "causal_conv1d", "mamba_ssm"),
+    Piece.CONVOLUTION: ("causal_conv1d",),
+}
+"""The packages whose kernels transformers takes for such layers, each where the family has a use for it."""
+
+
+def row_of(family: Family) -> tuple[str, ...]:
+    """Return a family's row of the table, by `COLUMNS`. What a checkpoint need not have is not held against its
+    family: it says `partly` then."""
+    parts = {part: _mark(family, part) for part in HAS}
+    limits = [*sorted(family.needs), *family.limits, *filter(None, [family.refused])]
+    return (
+        family.name,
+        ", ".join(family.types),
+        parts["engine"],
+        parts["trainer"],
+        parts["trainer"],
+        NO,
+        parts["vllm"],
+        "; ".join(limits),
+    )
+
+
+def _mark(family: Family, part: Part) -> str:
+    missing = family.needs - HAS[part]
+    if family.refused or missing & family.always:
+        return NO
+    if not missing:
+        return YES
+    return f"not with {_listed(missing)}"
+
+
+def support_of(config: Any) -> dict[str, Any]:
+    """Return what a model of this configuration can do here, and why not, as JSON values."""
+    family, needs = family_of(config), needs_of(config)
+    missing = {part: missing_of(config, part) for part in HAS}
+    return {
+        "family": family.name,
+        "model_type": config.model_type,
+        "in_the_table": family.listed,
+        "needs": sorted(needs),
+        "missing": {**missing, "LoRA": missing["trainer"]},
+        "images": "not read: the towers are kept as they are" if needs & _TOWERS else "",
+        "kernels_not_installed": missing_kernels(needs),
+        "limits": list(family.limits),
+    }
+
+
+def missing_kernels(needs: Collection[Piece]) -> list[str]:
+    """Return the packages that are not installed, without which layers are computed by transformers' slower torch
+    code."""
+    wanted = {name for piece in needs for name in _KERNELS.get(piece, ())}
+    return sorted(name for name in wanted if find_spec(name) is None)
+
+
+def _listed(pieces: Collection[Piece]) -> str:
+    return " or ".join(sorted(pieces))
