@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from sharpen.errors import ModelError
-from sharpen.families.pieces import HAS, Piece
+from sharpen.families.pieces import HAS, Piece, auto_class
 from sharpen.families.table import FAMILIES, family_of, missing_of, needs_of, refuse_unsupported
 from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.inference.vllm.start import read_skeleton
@@ -130,3 +130,19 @@ def test_whatever_is_supported_has_a_tiny_model_in_the_suite_of_all_families(kin
     assert kind in SETTINGS or not supported
     if kind in SETTINGS:
         assert needs_of(make_config(kind)) <= family_of(make_config(kind)).needs
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"model_type": "qwen3"}', "AutoModelForCausalLM"),
+        ('{"model_type": "qwen3_vl", "vision_config": {}}', "AutoModelForImageTextToText"),
+        ('{"vision_config": null}', "AutoModelForCausalLM"),
+        ("[]", "AutoModelForCausalLM"),
+        ("{", "AutoModelForCausalLM"),
+    ],
+)
+def test_the_class_that_loads_a_checkpoint_is_named_by_its_towers(tmp_path, content, expected):
+    (tmp_path / "config.json").write_text(content)
+    assert auto_class(tmp_path) == expected
+    assert auto_class(tmp_path / "nowhere") == "AutoModelForCausalLM"

@@ -5,8 +5,10 @@ In: a Hugging Face configuration. Out: the `Piece`s that it needs. Nothing here 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
 Part = Literal["engine", "vllm", "trainer"]
@@ -89,6 +91,17 @@ _TOWERS = {
     "audio_config": Piece.AUDIO,
 }
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def auto_class(checkpoint: Path) -> str:
+    """Return the name of transformers' class that loads all of a checkpoint, by its `config.json`; that of text models
+    if it cannot be read."""
+    try:
+        config = json.loads((checkpoint / "config.json").read_text())
+    except (OSError, ValueError):
+        config = None
+    towers = isinstance(config, dict) and any(config.get(field) is not None for field in _TOWERS)
+    return "AutoModelForImageTextToText" if towers else "AutoModelForCausalLM"
 
 
 def text_config(config: Any) -> Any:

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, TextIO, cast
 
+from sharpen.families.pieces import auto_class
 from sharpen.monitor import spent
 from sharpen.monitor.block import block_for
 from sharpen.monitor.stream import LastingStream
@@ -335,7 +336,7 @@ def own_names(metrics: Mapping[str, float]) -> Mapping[str, float]:
 def usage_lines(run_dir: Path, model: str, picture: Path | None, tensorboard: bool, options: str) -> list[str]:
     """Return lines on how to use the model and where the results are. `options` are those of `vllm serve`."""
     lines = [
-        f'transformers:  AutoModelForCausalLM.from_pretrained("{model}")',
+        f'transformers:  {auto_class(Path(model))}.from_pretrained("{model}")',
         f"vLLM:          vllm serve {model}{options}",
     ]
     if picture is not None:

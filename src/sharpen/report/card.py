@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from sharpen.families.pieces import auto_class
 from sharpen.report.contents import Report, kept_checkpoints, read_report
 from sharpen.report.render import markdown_template, write_text
 from sharpen.trainer.checkpoint import step_of
@@ -64,6 +65,7 @@ def card(report: Report, checkpoint: Path, base: Mapping[str, Any]) -> str:
         report=report,
         page=report.page,
         mark=MARK,
+        loader=auto_class(checkpoint),
         step=step,
         base=run.model if on_hub else Path(run.model or "").name,
         settings=[(name, value) for name, value in report.settings if _SHOWN.match(name)],

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sharpen import __version__
 from sharpen.errors import SharpenError
+from sharpen.families.pieces import auto_class
 from sharpen.report.chart import Chart, chart
 from sharpen.report.evaluations import Evaluated, read_evaluated
 from sharpen.trainer.checkpoint import step_of
@@ -42,7 +43,7 @@ class Use:
         """What to type, by tool."""
         name = json.dumps(self.model, ensure_ascii=False)
         return (
-            ("transformers", f"AutoModelForCausalLM.from_pretrained({name})"),
+            ("transformers", f"{auto_class(Path(self.model))}.from_pretrained({name})"),
             ("vLLM", f"vllm serve {self.model}"),
             ("Sharpen", f"sharpen serve {self.model}"),
         )
