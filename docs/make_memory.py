@@ -37,6 +37,8 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "all weights, Muon": {"optimizer": "muon"},
     "all weights, AdamW in 8 bits": {"optimizer": "adamw_8bit"},
     "LoRA, rank 16": {"lora": {"rank": 16}},
+    "LoRA, rank 16, `base: shared`": {"lora": {"rank": 16, "base": "shared"}},
+    "LoRA, rank 16, `base: nf4`": {"lora": {"rank": 16, "base": "nf4"}},
 }
 """The settings of `trainer` in each row, beside gradient checkpointing."""
 

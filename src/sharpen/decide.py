@@ -21,6 +21,7 @@ from sharpen.errors import ConfigError
 from sharpen.execution.auxiliary.settings import check_auxiliary_models, fetch_auxiliary_models
 from sharpen.execution.engine_choice import check_gpu, check_heads, this_machine, vllm_choice
 from sharpen.execution.engine_counts import fit_engines
+from sharpen.execution.engines import check_base
 from sharpen.execution.model_files import check_model_path, model_folder
 from sharpen.execution.model_formats import check_formats, formats_line
 from sharpen.execution.teacher_files import check_teacher, teacher_folder
@@ -68,6 +69,7 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
         config, notices, engine = _fit(problems, config)
     recipe = _recipe(problems, config)
     _check_machine(problems, config, serves=serves)
+    problems.check(check_base, config, engine, serves=True)
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     folder = _model_folders(config, serves=serves)
@@ -99,6 +101,7 @@ def decide_rows(config: RunConfig, workflow: Function | None, judge: Function | 
         config, notices, engine = _fit(problems, config)
     recipe = _recipe(problems, config)
     _check_machine(problems, config, serves=workflow is not None)
+    problems.check(check_base, config, engine, serves=workflow is not None)
     problems.raise_found()
     assert isinstance(recipe, RowRecipe)
     folder = _model_folders(config, serves=workflow is not None)
@@ -140,6 +143,7 @@ def decide_learning_server(config: RunConfig) -> Job[RolloutRecipe]:
     config, notices, engine = _fit(problems, config)
     recipe = _recipe(problems, config)
     _check_machine(problems, config, serves=True, has_tasks=False)
+    problems.check(check_base, config.model_copy(update={"mode": "train"}), engine, serves=True)
     problems.check(_check_learns_from_use, config, recipe)
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)

@@ -88,6 +88,19 @@ def test_ray_gives_engines_gpus_of_their_own_unless_they_share(folder: Path) -> 
     assert together.missing_devices == 0
 
 
+@pytest.mark.parametrize(("base", "of_linear"), [("shared", 2), ("nf4", 0.5 + 1 / 64)])
+def test_a_shared_base_is_there_once(folder: Path, base: str, of_linear: float) -> None:
+    """The engine holds the linear layers of the blocks for both, in its own type or in 4 bits; nothing is merged."""
+    linear = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    adapters = 3 * 4 * ((64 + 64) * 2 + (64 + 32) * 2 + (64 + 160) * 3)
+    found = items(planned(folder, {"trainer.lora": {"rank": 4, "base": base}}))
+    assert found["policy: weights"] == 4 * (P - linear + adapters)
+    assert found["engine: weights"] == 2 * (P - linear) + of_linear * linear
+    assert "merged weights" not in found
+    rows = items(planned(folder, {"trainer.lora": {"rank": 4, "base": base}, "algorithm.algorithm_type": "sft"}))
+    assert rows["policy: weights"] == 4 * (P - linear + adapters) + of_linear * linear
+
+
 def test_what_is_offloaded_lies_on_the_host(folder: Path) -> None:
     assert offloaded_bytes(case_of(run_config(folder, {"trainer.cpu_offload": True}))) == (4 + 4 + 8 + 4) * P
     assert not any(

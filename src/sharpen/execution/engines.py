@@ -14,9 +14,10 @@ from sharpen.config.gateway import GatewayConfig
 from sharpen.config.public import TunerModelConfig
 from sharpen.config.run import RunConfig
 from sharpen.config.trainer import LoraConfig
+from sharpen.errors import ConfigError
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.routing import Replicas
-from sharpen.recipe import EngineType
+from sharpen.recipe import EngineChoice, EngineType
 from sharpen.rollout.user_loop import owner
 from sharpen.types import Sampling
 
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 
 
 def load_policy(
-    config: RunConfig, folder: Path, thread: ServingThread, *, type: EngineType, alone: bool
+    config: RunConfig, folder: Path, thread: ServingThread, *, type: EngineType, alone: bool, trains: bool = False
 ) -> tuple[Any, Engine]:
     """Load the trained model from `folder`; return (tokenizer, engine). `alone`: the engine never computes at the same
-    time as the trainer. Raises `ModelError` if the engine cannot serve the model."""
+    time as the trainer; `trains`: there is one. Raises `ModelError` if the engine cannot serve the model."""
     if type == "embedded":
-        return load_engine(config.model, config, folder, alone=alone)
+        shares = trains and shares_base(config)
+        adapters = config.trainer.lora if shares else None
+        return load_engine(config.model, config, folder, alone=alone, adapters=adapters)
     return load_vllm(config.model, config, folder, thread, lora=unmerged_adapters(config))
 
 
@@ -80,6 +83,32 @@ async def _start_replicas(
     return engines[0] if count == 1 else Replicas(engines)
 
 
+def shares_base(config: RunConfig) -> bool:
+    """Whether trainer and embedded engine have one copy of the frozen weights."""
+    return config.trainer.lora is not None and config.trainer.lora.base != "own"
+
+
+def check_base(config: RunConfig, engine: EngineChoice | None, *, serves: bool) -> None:
+    """Raise `ConfigError` if the frozen weights cannot be shared as `trainer.lora.base` says. `serves`: the run has an
+    engine, `engine` if it is known."""
+    if not shares_base(config):
+        return
+    assert config.trainer.lora is not None
+    apart = config.uses_ray or config.mode != "both" or (engine is not None and engine.type != "embedded")
+    if config.trainer.has_ranks or (serves and apart):
+        raise ConfigError(
+            f"trainer.lora.base is {config.trainer.lora.base!r}, for which trainer and embedded engine must be in one "
+            "process: leave execution and mode out, set engine.type to embedded and trainer.num_processes to 1 "
+            "without trainer.cpu_offload, or base to own"
+        )
+    if serves and config.engine.dtype != config.trainer.dtype:
+        raise ConfigError(
+            f"trainer.lora.base is {config.trainer.lora.base!r}, one copy of the frozen weights for trainer and "
+            f"engine, but trainer.dtype is {config.trainer.dtype} and engine.dtype {config.engine.dtype}: set them to "
+            "the same"
+        )
+
+
 def unmerged_adapters(config: RunConfig) -> LoraConfig | None:
     """Return the LoRA settings if vLLM loads the adapters unmerged: it supports their rank and the trainer is in this
     process."""
@@ -91,9 +120,11 @@ def unmerged_adapters(config: RunConfig) -> LoraConfig | None:
     return lora
 
 
-def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path, *, alone: bool) -> tuple[Any, EmbeddedEngine]:
-    """Load the model in `folder`; return (tokenizer, embedded engine). `alone` as in `load_policy`. Raises `ModelError`
-    if the engine cannot serve the model."""
+def load_engine(
+    model: TunerModelConfig, config: RunConfig, folder: Path, *, alone: bool, adapters: LoraConfig | None = None
+) -> tuple[Any, EmbeddedEngine]:
+    """Load the model in `folder`; return (tokenizer, embedded engine). `alone` as in `load_policy`; with `adapters` the
+    engine serves them beside the model's own weights. Raises `ModelError` if the engine cannot serve the model."""
     from sharpen.families.tokenizer import load_tokenizer
     from sharpen.inference.embedded.engine import EmbeddedEngine
 
@@ -109,6 +140,7 @@ def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path, *, alo
         alone=alone,
         stop_decoder=tokenizer.decode,
         tokenizer=tokenizer,
+        adapters=adapters,
     )
     return tokenizer, engine
 

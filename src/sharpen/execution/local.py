@@ -19,7 +19,7 @@ from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.probe import sample_probes
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.sessions import openers, user_functions
-from sharpen.recipe import Job, Recipe
+from sharpen.recipe import Job, Recipe, RolloutRecipe, RowRecipe
 from sharpen.rollout.in_process import InProcess, Opener
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.types import Experience, IntArray, Mode
@@ -47,7 +47,12 @@ class LocalServing:
             self.thread = ServingThread()
             undo.callback(self.thread.close)
             self.tokenizer, self.engine = load_policy(
-                config, job.folder, self.thread, type=job.engine.type, alone=alone
+                config,
+                job.folder,
+                self.thread,
+                type=job.engine.type,
+                alone=alone,
+                trains=isinstance(job.recipe, RolloutRecipe | RowRecipe),
             )
             undo.callback(self._close_engine)
             self.auxiliary = AuxiliaryModels(config, self.thread, alone=alone)

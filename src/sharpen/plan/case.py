@@ -103,6 +103,12 @@ class Case:
         return 0 if self.config.trainer.lora is not None else sizes.vocabulary * (1 if sizes.tied else 2)
 
     @property
+    def num_in_base(self) -> int:
+        """The number of frozen parameters in layers with an adapter; 0 if `trainer.lora.base` is `own`."""
+        lora = self.config.trainer.lora
+        return 0 if lora is None or lora.base == "own" else self.models.policy.adapted(lora)
+
+    @property
     def is_offloaded(self) -> bool:
         """Whether the trained state is in the host's memory instead of the device's."""
         return self.config.trainer.cpu_offload and not self.on_cpu

@@ -33,19 +33,28 @@ class EngineNeed:
     step: int
 
 
-def engine_need(case: Case, model: TunerModelConfig, sizes: Sizes, *, vllm: bool) -> EngineNeed:
-    """Return what the engine that serves `model` needs."""
+def engine_need(case: Case, model: TunerModelConfig, sizes: Sizes, *, vllm: bool, trained: bool) -> EngineNeed:
+    """Return what the engine that serves `model` needs. `trained`: it is the model that is trained."""
     itemsize = 2 if case.serves_in_bfloat16 else 4
     num_shares = 1 if case.on_cpu else model.tensor_parallel_size
+    lora = case.config.trainer.lora if trained else None
     weights = itemsize * sizes.held // num_shares
+    if lora is not None and lora.base == "nf4":
+        weights += nf4_bytes(case.num_in_base) - itemsize * case.num_in_base
+    with_adapters = trained and case.num_in_base > 0  # they are served by the model's own modules
     rows = in_flight(case)
     per_token = (3 * sizes.intermediate_size + 6 * sizes.hidden_size) * itemsize
     return EngineNeed(
         weights=weights,
-        fused=itemsize * sizes.fused if case.on_cpu and itemsize == 4 and not vllm else 0,
+        fused=itemsize * sizes.fused if case.on_cpu and itemsize == 4 and not vllm and not with_adapters else 0,
         kv_cache=_kv_cache(case, model, sizes.kv_bytes(itemsize), weights, vllm=vllm) // num_shares,
         step=rows * sizes.vocab_size * 4 * _COPIES_OF_LOGITS + (rows + STEP_TOKENS) * per_token,
     )
+
+
+def nf4_bytes(count: int) -> int:
+    """Return what so many weights take in 4 bits: half a byte, and a scale of one byte for each 64 of them."""
+    return count // 2 + count // 64
 
 
 def in_flight(case: Case) -> int:

@@ -185,7 +185,8 @@ def _model(module: Any, traced: Pass) -> TrainedModel:
         class Adapted(_UncheckedModel, AdaptedModel):
             pass
 
-        model = Adapted(module, lora=traced.lora, **settings)
+        own = traced.lora.model_copy(update={"base": "own"})  # packed weights cannot be traced, and live no longer
+        model = Adapted(module, lora=own, **settings)
     model.use(TorchVarlen(_keep_as_flash) if traced.flash else None)
     return model
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from sharpen.plan.case import Case
-from sharpen.plan.engine import engine_need
+from sharpen.plan.engine import engine_need, nf4_bytes
 from sharpen.plan.live import Pass, pass_bytes
 from sharpen.recipe import RolloutRecipe
 from sharpen.trainer.scores import MAX_LOGITS
@@ -125,7 +125,9 @@ def _trainer_items(case: Case) -> Iterator[Item]:
 
     frozen = sizes.towers + (0 if lora is None else sizes.parameters)
     rounded = sizes.block_linear if lora is not None and case.trains_in_bfloat16 else 0
-    yield item("policy: weights", 4 * (case.num_trained + frozen) - 2 * rounded)
+    yield item("policy: weights", 4 * (case.num_trained + frozen) - 2 * rounded - _saved_by_base(case))
+    if case.num_in_base and case.on_cpu:
+        yield item("a model, read whole", 4 * sizes.held, "loading")
     yield item("policy: moments", moment_bytes(case, case.num_trained, case.num_in_tables))
     yield item("policy: gradients", 4 * case.num_trained, "training")
     if recipe.algorithm.needs_reference and lora is None:
@@ -137,6 +139,17 @@ def _trainer_items(case: Case) -> Iterator[Item]:
         yield item("critic: gradients", 4 * trained, "training")
     if case.models.teacher is not None:
         yield item("teacher: weights", 4 * case.models.teacher.held)
+
+
+def _saved_by_base(case: Case) -> int:
+    """Return what the trainer does not hold of its frozen weights: all that the engine has for both, or without an
+    engine what 4 bits save."""
+    lora, itemsize = case.config.trainer.lora, 2 if case.trains_in_bfloat16 else 4
+    if not case.num_in_base or lora is None:
+        return 0
+    if case.engine is not None:
+        return case.num_in_base * itemsize
+    return case.num_in_base * itemsize - nf4_bytes(case.num_in_base) if lora.base == "nf4" else 0
 
 
 def moment_bytes(case: Case, trained: int, in_tables: int) -> int:
@@ -179,7 +192,7 @@ def _moving(case: Case) -> Iterator[Item]:
     """Yield copies of weights on their way to the engine: adapters are sent as merged layers; vLLM gets a file in the
     machine's memory."""
     sizes = case.models.policy
-    if case.config.trainer.lora is not None:
+    if case.config.trainer.lora is not None and not case.num_in_base:
         itemsize = 2 if case.trains_in_bfloat16 else 4
         yield Item(role="merged weights", num_bytes=itemsize * sizes.block_linear, when="syncing")
     if case.vllm and case.on_cpu:
@@ -222,7 +235,7 @@ def _engine_items(case: Case, *, certain: bool) -> Iterator[Item]:
         served[f"auxiliary {name}"] = (case.config.auxiliary_models[name], sizes)
     for name, (model, sizes) in served.items():
         copies = model.inference_engine_num if case.on_cpu else 1
-        need = engine_need(case, model, sizes, vllm=case.vllm and name == "engine")
+        need = engine_need(case, model, sizes, vllm=case.vllm and name == "engine", trained=name == "engine")
         if name != "engine" or not case.shares_weights:
             yield Item(role=f"{name}: weights", num_bytes=copies * need.weights)
         elif sizes.towers:

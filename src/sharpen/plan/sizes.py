@@ -56,6 +56,11 @@ class Sizes:
         stacked = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
         return sum(out * into for name, out, into in self.linears if name in stacked)
 
+    def adapted(self, lora: LoraConfig) -> int:
+        """Return the parameters of the linear layers that get an adapter."""
+        wanted = lora.target_modules
+        return sum(out * into for name, out, into in self.linears if wanted is None or name in wanted)
+
     def lora_parameters(self, lora: LoraConfig) -> int:
         """Return the parameters of the adapters: rank x (inputs + outputs) for each adapted linear layer (Hu et al.
         2021)."""

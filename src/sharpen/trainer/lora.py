@@ -3,12 +3,12 @@
 In: a model directory and `trainer.lora`. Out: a `TrainedModel` whose only parameters are the adapters, in fp32. Its
 state tensors are the merged weights W + (alpha / rank) B A under their Hugging Face names, so engines need not support
 adapters. With the adapters switched off, it is the reference. There is no dropout, since logprobs must equal the
-engine's. Frozen linear layers are kept in the compute dtype, to which autocast would round them anyway.
+engine's. Frozen linear layers are kept in the compute dtype, to which autocast would round them anyway; with
+`base: shared` or `nf4` they are the engine's own, which serves them with the adapters beside.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +19,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from sharpen.config.trainer import LoraConfig, TrainerConfig
-from sharpen.errors import ConfigError
-from sharpen.families.modules import decoder_of, has_towers
-from sharpen.families.recurrent import mixers_of
-from sharpen.families.routing import is_router
+from sharpen.families.adapters import ADAPTER, adapted_layers, add_adapters, peft_config
+from sharpen.families.nf4 import NF4Linear
 from sharpen.trainer.model import Scorer, TrainedModel, read_module, resolve_dtype
 from sharpen.trainer.packing import Pack
 from sharpen.trainer.scores import PackScores
@@ -30,7 +28,6 @@ from sharpen.trainer.sharding import whole
 
 FOLDER = "adapter"
 """Folder of a checkpoint that holds the adapters in peft's format."""
-_NAME = "default"
 
 
 def load_trained(source: str | Path, config: TrainerConfig, device: torch.device) -> TrainedModel:
@@ -42,12 +39,15 @@ def load_trained(source: str | Path, config: TrainerConfig, device: torch.device
         return TrainedModel.load(
             source, dtype=config.dtype, device=device, gradient_checkpointing=config.gradient_checkpointing
         )
-    return AdaptedModel(
-        read_module(source, device),
+    first = device if config.lora.base == "own" else torch.device("cpu")  # a GPU never holds them in fp32
+    model = AdaptedModel(
+        read_module(source, first),
         lora=config.lora,
         compute_dtype=resolve_dtype(config.dtype, device),
         gradient_checkpointing=config.gradient_checkpointing,
     )
+    model.move_to(device)
+    return model
 
 
 def load_reference(policy: TrainedModel, source: str | Path, config: TrainerConfig, device: torch.device) -> Scorer:
@@ -75,16 +75,8 @@ class AdaptedModel(TrainedModel):
         super().__init__(
             module, compute_dtype=compute_dtype, gradient_checkpointing=gradient_checkpointing, max_logits=max_logits
         )
-        import peft  # takes seconds
-
-        targets = _targets(module, lora)
-        self.adapters = {"rank": lora.rank, "alpha": lora.alpha, "target_modules": targets}
-        peft.inject_adapter_in_model(self._peft_config(), module, _NAME)
-        self._layers = {
-            name: layer for name, layer in module.named_modules() if isinstance(layer, peft.tuners.lora.LoraLayer)
-        }
-        for layer in self._layers.values():
-            layer.eval()
+        self.adapters = add_adapters(module, lora)
+        self._layers = adapted_layers(module)
         self.alone = False
         """Whether `state_tensors` returns only the adapters, for an engine that loads them without merging."""
         if compute_dtype == torch.bfloat16:
@@ -96,13 +88,18 @@ class AdaptedModel(TrainedModel):
         """
         return self._as_peft(dict(self.parameters())) if self.alone else super().state_tensors()
 
+    def share_base(self, layers: Mapping[str, Any]) -> None:
+        """Use the engine's frozen layers, by name, in place of those with the same weights that were loaded here."""
+        for name, layer in self._layers.items():
+            layer.base_layer = layers[name].base_layer
+
     def write_trained(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write the adapters in peft's format."""
         folder = directory / FOLDER
         folder.mkdir()
         by_name = {name: tensor.cpu().contiguous() for name, tensor in self._as_peft(tensors).items()}
         save_file(by_name, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-        self._peft_config(inference_mode=True).save_pretrained(str(folder))
+        peft_config(self.module, self.adapters or {}, inference_mode=True).save_pretrained(str(folder))
 
     @contextmanager
     def switched_off(self) -> Iterator[None]:
@@ -123,22 +120,9 @@ class AdaptedModel(TrainedModel):
         import peft
 
         named = peft.get_peft_model_state_dict(
-            self.module, dict(tensors), adapter_name=_NAME, save_embedding_layers=False
+            self.module, dict(tensors), adapter_name=ADAPTER, save_embedding_layers=False
         )
         return {f"base_model.model.{name}": tensor.detach() for name, tensor in named.items()}
-
-    def _peft_config(self, *, inference_mode: bool = False) -> Any:
-        import peft
-
-        assert self.adapters is not None
-        return peft.LoraConfig(
-            r=self.adapters["rank"],
-            lora_alpha=self.adapters["alpha"],
-            target_modules=_where(self.module, self.adapters["target_modules"]),
-            task_type="CAUSAL_LM",
-            base_model_name_or_path=self.module.config._name_or_path or None,
-            inference_mode=inference_mode,
-        )
 
     def merge_adapters(self, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Merge the adapters into their weights; yield other weights as they are."""
@@ -153,8 +137,10 @@ class AdaptedModel(TrainedModel):
 
     @torch.no_grad()
     def _merged(self, weight: torch.Tensor, layer: Any) -> torch.Tensor:
-        down, up = whole(layer.lora_A[_NAME].weight), whole(layer.lora_B[_NAME].weight)
-        merged: torch.Tensor = whole(weight) + layer.scaling[_NAME] * (up @ down)
+        down, up = whole(layer.lora_A[ADAPTER].weight), whole(layer.lora_B[ADAPTER].weight)
+        base = layer.base_layer
+        before = base.whole() if isinstance(base, NF4Linear) else whole(weight)
+        merged: torch.Tensor = before + layer.scaling[ADAPTER] * (up @ down)
         return merged.to(self.compute_dtype)
 
 
@@ -177,53 +163,6 @@ def adapters_line(policy: TrainedModel) -> str:
     trained = sum(parameter.numel() for _, parameter in policy.parameters())
     frozen = sum(parameter.numel() for parameter in policy.module.parameters()) - trained
     return f"LoRA: adapters of rank {policy.adapters['rank']} with {trained:,} parameters, on {frozen:,} frozen ones"
-
-
-_NO_OUT_PROJ = frozenset({"falcon_h1", "nemotron_h"})
-"""Model types whose `out_proj` peft refuses."""
-
-
-def _targets(module: Any, lora: LoraConfig) -> list[str]:
-    """Return the last part of the names of the linear layers that get adapters."""
-    head = module.get_output_embeddings()
-    without = _without_adapters(module)
-    linear = sorted(
-        {
-            name.rpartition(".")[2]
-            for name, layer in decoder_of(module).named_modules()
-            if isinstance(layer, nn.Linear) and layer is not head and not is_router(layer)
-        }
-        - without
-    )
-    unknown = sorted(set(lora.target_modules or ()) - set(linear))
-    if not linear:
-        raise ConfigError(
-            f"trainer.lora: this model ({module.config.model_type}) has no linear layers in its blocks that could have "
-            "adapters; leave trainer.lora out to train all weights"
-        )
-    if unknown:
-        raise ConfigError(
-            f"trainer.lora.target_modules names {', '.join(unknown)}, but the linear layers in the blocks of this "
-            f"model ({module.config.model_type}) that can have adapters are {', '.join(linear)}"
-        )
-    return sorted(set(lora.target_modules or linear))
-
-
-def _without_adapters(module: Any) -> set[str]:
-    """Return the last part of the names of linear layers whose adapters would have no effect, or that peft refuses."""
-    names = {"out_proj"} if module.config.model_type in _NO_OUT_PROJ else set()
-    if any(hasattr(mixer.module, "dt_proj") for mixer in mixers_of(module)):
-        names.add("dt_proj")  # Mamba 1 multiplies by its weight, and does not call the layer
-    return names
-
-
-def _where(module: Any, targets: list[str]) -> list[str] | str:
-    """Return the target modules for peft: the last parts of their names; a pattern of whole names if the model has
-    towers, whose layers may have the same."""
-    if not has_towers(module.config):
-        return targets
-    decoder = next(name for name, part in module.named_modules() if part is decoder_of(module))
-    return rf"{re.escape(decoder)}\..*\.({'|'.join(targets)})"
 
 
 def _round_frozen(module: Any, dtype: torch.dtype) -> None:

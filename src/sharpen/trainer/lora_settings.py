@@ -1,4 +1,4 @@
-"""Checks that peft is installed if `trainer.lora` is set, without importing it.
+"""Checks that the packages for `trainer.lora` are installed, without importing them.
 
 In: the trainer's settings. Out: nothing, or `ConfigError`.
 """
@@ -10,13 +10,14 @@ from importlib.metadata import PackageNotFoundError, version
 from sharpen.config.extras import install_command
 from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import ConfigError
+from sharpen.trainer.optimizer_settings import check_bitsandbytes
 
 OLDEST = (0, 18)
 """The oldest version of peft that works with the required version of transformers."""
 
 
 def check_lora(config: TrainerConfig) -> None:
-    """Raise `ConfigError` if `trainer.lora` is set and peft is missing or too old."""
+    """Raise `ConfigError` if `trainer.lora` is set and peft is missing or too old, or bitsandbytes for `nf4`."""
     if config.lora is None:
         return
     install = f"{install_command('lora')}, or leave trainer.lora out to train all weights"
@@ -28,3 +29,5 @@ def check_lora(config: TrainerConfig) -> None:
         raise ConfigError(
             f"trainer.lora needs peft {'.'.join(map(str, OLDEST))} or newer, but {installed} is installed: {install}"
         )
+    if config.lora.base == "nf4":
+        check_bitsandbytes("trainer.lora.base nf4", "use own or shared")

@@ -132,6 +132,16 @@ class TrainedModel:
         """Shard the weights over ranks; see `sharding.shard`. From then on, all ranks compute every pass together, each
         on its `device`."""
         shard(self.module, mesh, dtype=self.compute_dtype, cpu_offload=cpu_offload, keep_head=keep_head)
+        self._compute_on(device)
+
+    def move_to(self, device: torch.device) -> None:
+        """Move the model to a device, before anything else has its parameters."""
+        if device != self.device:
+            self.module.to(device)
+            self._compute_on(device)
+
+    def _compute_on(self, device: torch.device) -> None:
+        """Choose what suits the device that the weights are on, or are gathered on."""
         if device != self.device:
             self.device, self._max_logits = device, max_logits_on(device)
             self._varlen, attention = choose_varlen(self.module.config, self.compute_dtype, device)

@@ -23,12 +23,16 @@ def check_optimizer(config: TrainerConfig) -> None:
             f"(trainer.num_processes is {config.num_processes}, trainer.cpu_offload is {config.cpu_offload}): "
             "use adamw, or one process without cpu_offload"
         )
-    if not kind.endswith("_8bit"):
-        return
+    if kind.endswith("_8bit"):
+        check_bitsandbytes(f"trainer.optimizer {kind}", "use adamw or muon")
+
+
+def check_bitsandbytes(setting: str, otherwise: str) -> None:
+    """Raise `ConfigError` if bitsandbytes, which this setting needs, is not installed."""
     try:
         version("bitsandbytes")
     except PackageNotFoundError:
         raise ConfigError(
-            f"trainer.optimizer {kind} needs the package bitsandbytes, which is not installed: "
-            f"{install_command('quant')}, or use adamw or muon"
+            f"{setting} needs the package bitsandbytes, which is not installed: {install_command('quant')}, or "
+            f"{otherwise}"
         ) from None

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import torch
 
+from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ConstraintError, EngineError, EngineLostError, ModelError, SamplingError
+from sharpen.families.adapters import adapted_layers, add_adapters, load_adapters
 from sharpen.families.modules import load_module, text_parameters
 from sharpen.families.recurrent import mixers_of
 from sharpen.families.routing import Routing, routing_of
@@ -78,16 +80,18 @@ class EmbeddedEngine:
         version: int = 0,
         stop_decoder: Callable[[list[int]], str] | None = None,
         tokenizer: Any = None,
+        adapters: LoraConfig | None = None,
     ) -> None:
         """Take over a loaded causal language model (its parameters become views of fused storage).
 
         `max_model_len` bounds prompt plus sampled tokens; `kv_cache_mb` bounds KV and recurrent states (None: what
         `max_slots` needs, but at most a quarter of the free memory). `alone`: nothing else in this process computes at
         the same time. `stop_decoder` decodes sampled ids, for stop strings only; `tokenizer` is the model's, for
-        constraints only. Raises `ModelError` for a model that cannot be served.
+        constraints only. With `adapters` the weights stay as they are, and `load` takes adapters. Raises `ModelError`
+        for a model that cannot be served.
         """
-        model.eval().requires_grad_(False)
-        shape = inspect_model(model, max_model_len)
+        self._adapters = adapters
+        shape = inspect_model(_prepared(model, adapters), max_model_len)
         self.matmul = _choose_matmul(model, fixed=deterministic or not alone)
         self._model = model
         self._max_model_len = max_model_len
@@ -139,6 +143,7 @@ class EmbeddedEngine:
         version: int = 0,
         stop_decoder: Callable[[list[int]], str] | None = None,
         tokenizer: Any = None,
+        adapters: LoraConfig | None = None,
     ) -> Self:
         """Load a Hugging Face model directory. `auto`: CUDA if available; bfloat16 on CUDA, float32 on the CPU."""
         from transformers import AutoConfig
@@ -160,6 +165,7 @@ class EmbeddedEngine:
             version=version,
             stop_decoder=stop_decoder,
             tokenizer=tokenizer,
+            adapters=adapters,
         )
 
     @property
@@ -261,12 +267,23 @@ class EmbeddedEngine:
         still running fail, since their weights changed while they ran.
         """
         self._check_open()
-        if not copy_weights(self._model, tensors) and version != self.version:
+        if self._adapters is not None:
+            load_adapters(self._model, tensors)
+        elif not copy_weights(self._model, tensors) and version != self.version:
             self._fail_all(EngineError("the weights changed while the call ran"))
         if self._stepper.graphs is not None:
             self._stepper.graphs.check_addresses()
         self._scheduler.suspend_all()
         self._stepper.version = version
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether `load` takes adapters by the names of peft's files, in place of weights."""
+        return self._adapters is not None
+
+    def adapted_layers(self) -> dict[str, Any]:
+        """Return the layers with an adapter by name, for a trainer in this process that shares their frozen part."""
+        return adapted_layers(self._model)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the engine's own weights of the text by Hugging Face parameter name, for a trainer in this process
@@ -287,6 +304,13 @@ class EmbeddedEngine:
             self._scheduler.states.release()
         self._model = None
         self._stepper.release()
+
+
+def _prepared(model: Any, adapters: LoraConfig | None) -> Any:
+    """Return the model for inference, with adapters if it shall have some."""
+    if adapters is not None:
+        add_adapters(model, adapters)
+    return model.eval().requires_grad_(False)
 
 
 def _take_over_mixers(
@@ -361,5 +385,6 @@ def _choose_matmul(model: Any, *, fixed: bool) -> MatmulChoice:
     """
     if model.device.type != "cpu" or model.dtype != torch.float32 or fixed:
         return DEFAULT
-    weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    linear = (module.weight for module in model.modules() if isinstance(module, torch.nn.Linear))
+    weights = [weight for weight in linear if weight.is_floating_point()]
     return choose_float32_matmul([(int(weight.shape[0]), int(weight.shape[1])) for weight in weights])

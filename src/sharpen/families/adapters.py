@@ -1,0 +1,125 @@
+"""Puts LoRA adapters into a model, and its adapted layers into 4 bits: the same way in engine and trainer.
+
+In: a loaded Hugging Face model, `trainer.lora`. Out: the model with adapters that have no effect yet (peft's layers; B
+is 0, A random); its adapted layers by name; adapters by the names of peft's files.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from sharpen.config.trainer import LoraConfig
+from sharpen.errors import ConfigError, ModelError
+from sharpen.families.modules import decoder_of, has_towers
+from sharpen.families.nf4 import NF4Linear
+from sharpen.families.recurrent import mixers_of
+from sharpen.families.routing import is_router
+
+ADAPTER = "default"
+"""peft's name of the only adapter."""
+_PREFIX = "base_model.model."
+_NO_OUT_PROJ = frozenset({"falcon_h1", "nemotron_h"})
+"""Model types whose `out_proj` peft refuses."""
+
+
+def add_adapters(module: Any, lora: LoraConfig) -> dict[str, Any]:
+    """Put adapters into `module`, and return their settings (JSON). With `base: nf4` the adapted layers are quantized.
+
+    Raises `ConfigError` for target modules that the model does not have.
+    """
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it, and it misses a kernel for CPUs
+    import peft  # takes seconds
+
+    settings = {"rank": lora.rank, "alpha": lora.alpha, "target_modules": _targets(module, lora)}
+    peft.inject_adapter_in_model(peft_config(module, settings), module, ADAPTER)
+    for layer in adapted_layers(module).values():
+        layer.eval()
+        if lora.base == "nf4":
+            layer.base_layer = NF4Linear(layer.base_layer)
+    return settings
+
+
+def adapted_layers(module: Any) -> dict[str, Any]:
+    """Return the layers with an adapter by their names in `module`."""
+    import peft
+
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, peft.tuners.lora.LoraLayer)}
+
+
+def peft_config(module: Any, settings: Mapping[str, Any], *, inference_mode: bool = False) -> Any:
+    """Return peft's configuration of adapters with the settings that `add_adapters` returned."""
+    import peft
+
+    return peft.LoraConfig(
+        r=settings["rank"],
+        lora_alpha=settings["alpha"],
+        target_modules=_where(module, settings["target_modules"]),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=module.config._name_or_path or None,
+        inference_mode=inference_mode,
+    )
+
+
+def load_adapters(module: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy adapters by the names of peft's files into `module`. Raises `ModelError`, with nothing changed, unless names
+    and shapes are exactly those of its adapters."""
+    mine = {
+        f"{_PREFIX}{name}.{part}.weight": getattr(layer, part)[ADAPTER].weight
+        for name, layer in adapted_layers(module).items()
+        for part in ("lora_A", "lora_B")
+    }
+    shapes, given = ({name: tuple(one.shape) for name, one in each.items()} for each in (mine, tensors))
+    if wrong := sorted(name for name in shapes | given if shapes.get(name) != given.get(name)):
+        raise ModelError(f"the new adapters do not match this model and trainer.lora: {wrong[0]} is wrong")
+    with torch.no_grad():
+        for name, parameter in mine.items():
+            parameter.copy_(tensors[name])
+
+
+def _targets(module: Any, lora: LoraConfig) -> list[str]:
+    """Return the last part of the names of the linear layers that get adapters."""
+    head = module.get_output_embeddings()
+    without = _without_adapters(module)
+    linear = sorted(
+        {
+            name.rpartition(".")[2]
+            for name, layer in decoder_of(module).named_modules()
+            if isinstance(layer, nn.Linear) and layer is not head and not is_router(layer)
+        }
+        - without
+    )
+    unknown = sorted(set(lora.target_modules or ()) - set(linear))
+    if not linear:
+        raise ConfigError(
+            f"trainer.lora: this model ({module.config.model_type}) has no linear layers in its blocks that could have "
+            "adapters; leave trainer.lora out to train all weights"
+        )
+    if unknown:
+        raise ConfigError(
+            f"trainer.lora.target_modules names {', '.join(unknown)}, but the linear layers in the blocks of this "
+            f"model ({module.config.model_type}) that can have adapters are {', '.join(linear)}"
+        )
+    return sorted(set(lora.target_modules or linear))
+
+
+def _without_adapters(module: Any) -> set[str]:
+    """Return the last part of the names of linear layers whose adapters would have no effect, or that peft refuses."""
+    names = {"out_proj"} if module.config.model_type in _NO_OUT_PROJ else set()
+    if any(hasattr(mixer.module, "dt_proj") for mixer in mixers_of(module)):
+        names.add("dt_proj")  # Mamba 1 multiplies by its weight, and does not call the layer
+    return names
+
+
+def _where(module: Any, targets: list[str]) -> list[str] | str:
+    """Return the target modules for peft: the last parts of their names; a pattern of whole names if the model has
+    towers, whose layers may have the same."""
+    if not has_towers(module.config):
+        return targets
+    decoder = next(name for name, part in module.named_modules() if part is decoder_of(module))
+    return rf"{re.escape(decoder)}\..*\.({'|'.join(targets)})"

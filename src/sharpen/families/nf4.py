@@ -1,0 +1,56 @@
+"""A frozen linear layer whose weight is kept in 4 bits (NF4 with quantized scales; Dettmers et al. 2023, arXiv
+2305.14314), by bitsandbytes.
+
+In: a linear layer. Out: one that computes with the weight rounded to 4 bits, a little over half a byte for each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class NF4Linear(nn.Linear):
+    """A linear layer that is not trained; gradients flow through to its input. `weight` is packed, two values in each
+    byte: shape (values / 2, 1)."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        """Quantize a layer, which stays as it is. Its bias is shared."""
+        nn.Module.__init__(self)
+        from bitsandbytes.functional import quantize_4bit
+
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        packed, self.state = quantize_4bit(layer.weight.detach(), quant_type="nf4", compress_statistics=True)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.bias = layer.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute in autocast's type, else in the input's."""
+        from bitsandbytes import matmul_4bit
+
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        bias = None if self.bias is None else self.bias.to(dtype)
+        product: torch.Tensor = matmul_4bit(x.to(dtype), self.weight, quant_state=self.state, bias=bias)
+        return product
+
+    def whole(self) -> torch.Tensor:
+        """Return the weight that it computes with, shape (outputs, inputs), in the type of the layer it was made of."""
+        from bitsandbytes.functional import dequantize_4bit
+
+        weight: torch.Tensor = dequantize_4bit(self.weight, self.state)
+        return weight
+
+    @property
+    def num_bytes(self) -> int:
+        """What weight and scales take."""
+        parts: list[Any] = [self.weight, self.state.absmax, self.state.state2.absmax]
+        return sum(part.nbytes for part in parts)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move the scales with the weight."""
+        super()._apply(fn, recurse)
+        self.state.to(self.weight.device)
+        return self
