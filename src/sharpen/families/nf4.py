@@ -22,13 +22,14 @@ class NF4Linear(nn.Linear):
         from bitsandbytes.functional import quantize_4bit
 
         self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.state: Any
         packed, self.state = quantize_4bit(layer.weight.detach(), quant_type="nf4", compress_statistics=True)
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.bias = layer.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute in autocast's type, else in the input's."""
-        from bitsandbytes import matmul_4bit
+        from bitsandbytes.autograd._functions import matmul_4bit
 
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
@@ -51,6 +52,6 @@ class NF4Linear(nn.Linear):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Move the scales with the weight."""
-        super()._apply(fn, recurse)
+        moved = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.state.to(self.weight.device)
-        return self
+        return moved
