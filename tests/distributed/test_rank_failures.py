@@ -21,7 +21,7 @@ from group_toys import (
 )
 from processes import ends, line_of, python
 from trainer_toys import SIZES
-from transformers import Qwen3MoeConfig
+from transformers import Llama4TextConfig
 
 from sharpen.errors import ModelError, ParityError, RankError, TrainingError
 from sharpen.execution.ranks.group import TrainerGroup
@@ -139,12 +139,12 @@ def test_an_error_of_one_rank_alone(tmp_path):
 
 
 def test_models_that_are_refused_are_refused_by_all_ranks(tmp_path):
-    config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)
-    config.architectures = ["Qwen3MoeForCausalLM"]
+    config = Llama4TextConfig(**SIZES, head_dim=8)
+    config.architectures = ["Llama4ForCausalLM"]
     config.save_pretrained(tmp_path / "model")
     toy = make_toy(tmp_path / "other")
     plan = replace(make_plan(toy), model_path=str(tmp_path / "model"))
-    with pytest.raises(ModelError, match="routes tokens to experts"):
+    with pytest.raises(ModelError, match="chunked attention"):
         RankProcesses(plan, 2, on_gpus=False)
 
 
