@@ -66,6 +66,24 @@ def peft_config(module: Any, settings: Mapping[str, Any], *, inference_mode: boo
     )
 
 
+def adapter_shapes(module: Any, lora: LoraConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the adapters that `add_adapters` would put into `module`, by the names of peft's files."""
+    targets, own = _targets(module, lora), set(decoder_of(module).modules())
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear) and layer in own and name.rpartition(".")[2] in targets:
+            shapes[f"{_PREFIX}{name}.lora_A.weight"] = (lora.rank, layer.in_features)
+            shapes[f"{_PREFIX}{name}.lora_B.weight"] = (layer.out_features, lora.rank)
+    return shapes
+
+
+def check_adapters(shapes: dict[str, tuple[int, ...]], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise `ModelError` unless the names and shapes of these adapters are exactly those of a model."""
+    given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if wrong := sorted(name for name in shapes | given if shapes.get(name) != given.get(name)):
+        raise ModelError(f"the new adapters do not match this model and trainer.lora: {wrong[0]} is wrong")
+
+
 def load_adapters(module: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy adapters by the names of peft's files into `module`. Raises `ModelError`, with nothing changed, unless names
     and shapes are exactly those of its adapters."""
@@ -74,9 +92,7 @@ def load_adapters(module: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         for name, layer in adapted_layers(module).items()
         for part in ("lora_A", "lora_B")
     }
-    shapes, given = ({name: tuple(one.shape) for name, one in each.items()} for each in (mine, tensors))
-    if wrong := sorted(name for name in shapes | given if shapes.get(name) != given.get(name)):
-        raise ModelError(f"the new adapters do not match this model and trainer.lora: {wrong[0]} is wrong")
+    check_adapters({name: tuple(parameter.shape) for name, parameter in mine.items()}, tensors)
     with torch.no_grad():
         for name, parameter in mine.items():
             parameter.copy_(tensors[name])

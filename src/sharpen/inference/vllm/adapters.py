@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from sharpen.config.trainer import LoraConfig
-from sharpen.errors import ModelError
+from sharpen.families.adapters import adapter_shapes, check_adapters
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The maximum ranks that vLLM can be started with; smaller ranks are padded."""
-_PREFIX = "base_model.model."
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -43,12 +41,12 @@ class Adapters:
     """The adapters of one engine, stored on disk."""
 
     def __init__(self, folder: Path, skeleton: Any, lora: LoraConfig, dtype: torch.dtype) -> None:
-        """Adapters have the shapes of the linear layers of `skeleton` (a model on the meta device) that `lora` names.
+        """Adapters have the shapes of those that the trainer puts into `skeleton`, a model on the meta device.
         Files are kept in `folder`."""
         self._folder = folder
         self._lora = lora
         self._dtype = dtype
-        self._shapes = dict(_shapes(skeleton, lora))
+        self._shapes = adapter_shapes(skeleton, lora)
         self._held: list[Adapter] = []
         self._count = 0
 
@@ -59,10 +57,7 @@ class Adapters:
     def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Adapter:
         """Write adapters in peft's format. Raises `ModelError`, with nothing written, unless names and shapes are
         exactly those of the configured layers."""
-        given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if given != self._shapes:
-            wrong = sorted(name for name in given | self._shapes if given.get(name) != self._shapes.get(name))
-            raise ModelError(f"the new adapters do not match this model and trainer.lora: {wrong[0]} is wrong")
+        check_adapters(self._shapes, tensors)
         from safetensors.torch import save_file
         from vllm.lora.request import LoRARequest
 
@@ -116,14 +111,4 @@ def max_rank(lora: LoraConfig) -> int:
 
 
 def _layer(name: str) -> str:
-    return name.removeprefix(_PREFIX).removesuffix(".lora_A.weight").removesuffix(".lora_B.weight")
-
-
-def _shapes(skeleton: Any, lora: LoraConfig) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the names and shapes of the adapters of a model's linear layers."""
-    head = skeleton.get_output_embeddings()
-    for name, layer in skeleton.named_modules():
-        last = name.rpartition(".")[2]
-        if isinstance(layer, nn.Linear) and layer is not head and last in (lora.target_modules or (last,)):
-            yield f"{_PREFIX}{name}.lora_A.weight", (lora.rank, layer.in_features)
-            yield f"{_PREFIX}{name}.lora_B.weight", (layer.out_features, lora.rank)
+    return name.removesuffix(".lora_A.weight").removesuffix(".lora_B.weight")

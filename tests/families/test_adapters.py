@@ -1,0 +1,28 @@
+"""Adapters: an engine without the trainer's model names the same ones as the trainer has, in every kind of model."""
+
+import pytest
+import torch
+from tiny import make_config, make_module
+
+from sharpen.config.trainer import LoraConfig
+from sharpen.errors import ModelError
+from sharpen.families.adapters import adapter_shapes, check_adapters
+from sharpen.families.modules import skeleton
+from sharpen.trainer.lora import AdaptedModel
+
+KINDS = ("qwen3", "falcon_h1", "jamba", "gemma3", "qwen3_moe")
+"""Plain; a recurrent layer that peft refuses; one where adapters have no effect; towers; routers and experts."""
+
+
+@pytest.mark.parametrize("targets", [None, ("q_proj", "o_proj")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_and_shapes_are_those_of_the_trainers_adapters(kind, targets):
+    lora = LoraConfig(rank=2, alpha=4, target_modules=targets)
+    policy = AdaptedModel(make_module(kind), lora=lora, compute_dtype=torch.float32)
+    policy.alone = True
+    tensors = policy.state_tensors()
+    shapes = adapter_shapes(skeleton(make_config(kind)), lora)
+    check_adapters(shapes, tensors)
+    name = next(iter(tensors))
+    with pytest.raises(ModelError, match=r"do not match this model and trainer\.lora"):
+        check_adapters(shapes, {**tensors, name: tensors[name][:1]})
