@@ -39,7 +39,7 @@ from sharpen.trainer.teacher import Teacher
 from sharpen.trainer.team import IDLE, Team, backward_idle
 from sharpen.trainer.token_mask import mask_tokens
 from sharpen.trainer.work import Part, TrainingBatch, Work
-from sharpen.types import Experience
+from sharpen.types import Experience, HalfArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,7 @@ class _PackScores:
     """The results of a pack's backward pass, on the CPU."""
 
     logprobs_E: torch.Tensor
+    entropies_E: HalfArray
     sums: ObjectiveSums
     entropy: float
 
@@ -109,6 +110,8 @@ class RolloutLoss(Loss):
         scores = self._team.map(parts, lambda part: self._backward(part, policy_weight), self._backward_idle)
         for part, score in zip(work.parts, scores, strict=True):
             gap.add(part.pack, score.logprobs_E)
+            if part.entropies_E is None:
+                part.entropies_E = score.entropies_E
             if self.algorithm.behaviour != "none" and part.proximal_E is None:
                 part.proximal_E = score.logprobs_E
         gap.check(self.tolerance)
@@ -263,8 +266,13 @@ class RolloutLoss(Loss):
             scores.divergence_E,
         )
         loss.backward()  # type: ignore[no-untyped-call]
-        entropy = float(scores.entropy_E.detach().sum())
-        return _PackScores(logprobs_E=now_E.detach().cpu(), sums=sums.cpu(), entropy=entropy)
+        entropy_E = scores.entropy_E.detach()
+        return _PackScores(
+            logprobs_E=now_E.detach().cpu(),
+            entropies_E=entropy_E.to(torch.float16).cpu().numpy(),
+            sums=sums.cpu(),
+            entropy=float(entropy_E.sum()),
+        )
 
     def _backward_idle(self) -> None:
         """Make the pass of a rank that has no pack left."""

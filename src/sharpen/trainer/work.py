@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from sharpen.trainer.packing import Pack
-from sharpen.types import Experience
+from sharpen.types import Experience, HalfArray
 
 
 class TrainingBatch(Protocol):
@@ -43,7 +43,7 @@ class Part:
 
     `reference_E`, `teacher_E` and `proximal_E` are logprobs of the sampled tokens under the reference, the teacher and
     the weights before the step's first update. `values_E` are the critic's values before that update, `returns_E` its
-    targets.
+    targets. `entropies_E` are those of the policy in the first update on the pack.
     """
 
     pack: Pack
@@ -52,6 +52,7 @@ class Part:
     proximal_E: torch.Tensor | None = None
     values_E: torch.Tensor | None = None
     returns_E: torch.Tensor | None = None
+    entropies_E: HalfArray | None = None
 
     @property
     def num_computed_tokens(self) -> int:
