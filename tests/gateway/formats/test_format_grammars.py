@@ -19,7 +19,7 @@ from sharpen.gateway.formats.format import ParsedText, parse_text
 from sharpen.gateway.formats.table import AUTO, Formats, formats_of
 from sharpen.gateway.protocols.chat import parse_request
 from sharpen.gateway.render import Renderer
-from sharpen.gateway.requests import Context
+from sharpen.gateway.context import Context
 from sharpen.types import Sampling
 
 USER = [{"role": "user", "content": "hi"}]
