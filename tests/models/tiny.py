@@ -100,19 +100,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_config(kind: str) -> Any:
-    """The configuration of a tiny model of this type."""
+def make_config(kind: str, **fields: Any) -> Any:
+    """The configuration of a tiny model of this type, with more `fields` if it has towers."""
     settings = SETTINGS[kind]
     if "text" not in settings:
         return CONFIG_MAPPING[kind](**{**_SIZES, **settings})
     towers = {f"{name}_config": value for name, value in settings.items() if name != "text"}
-    return CONFIG_MAPPING[kind](text_config={**_SIZES, **settings["text"]}, **towers)
+    return CONFIG_MAPPING[kind](text_config={**_SIZES, **settings["text"]}, **towers, **fields)
 
 
-def make_module(kind: str, seed: int = 0) -> Any:
+def make_module(kind: str, seed: int = 0, **fields: Any) -> Any:
     """A model of this type with random weights, norms and biases too, so that a forgotten one shows."""
     torch.manual_seed(seed)
-    config = make_config(kind)
+    config = make_config(kind, **fields)
     module = class_for(config).from_config(config)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
