@@ -1,4 +1,4 @@
-"""Images, and tiny checkpoints that read them: with a processor, a tokenizer that has image tokens, and a chat template.
+"""Images, and tiny checkpoints that read them: with a processor, a chat template, and image tokens in the tokenizer.
 
 In: a model type. Out: a folder with all that the real checkpoint has.
 """

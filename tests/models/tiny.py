@@ -50,6 +50,10 @@ _QWEN_EYES = {
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0],
 }
+_THREE_POSITIONS = {
+    "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
+}
+"""Time, height and width of an image's tokens turn different parts of a head."""
 _GEMMA3 = {**_WINDOWED, "query_pre_attn_scalar": 8}
 _GEMMA4 = {
     **_WINDOWED,
@@ -89,13 +93,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma3": {"text": _GEMMA3, "vision": _EYES},
     "gemma4_text": _GEMMA4,
     "qwen3_vl": {
-        "text": {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
+        "text": _THREE_POSITIONS,
         "vision": _QWEN_EYES,
     },
     "gemma3n_text": _GEMMA3N,
     "gemma4": {"text": _GEMMA4, "vision": {**_EYES, "head_dim": 8, "num_key_value_heads": 2}},
-    "qwen3_5": {"text": HYBRIDS["qwen3_5_text"], "vision": _QWEN_EYES},
-    "qwen3_5_moe": {"text": EXPERTS["qwen3_5_moe_text"], "vision": _QWEN_EYES},
+    "qwen3_5": {"text": {**HYBRIDS["qwen3_5_text"], **_THREE_POSITIONS}, "vision": _QWEN_EYES},
+    "qwen3_5_moe": {"text": {**EXPERTS["qwen3_5_moe_text"], **_THREE_POSITIONS}, "vision": _QWEN_EYES},
     "mistral3": {"text": {"model_type": "mistral"}, "vision": {**_EYES, "model_type": "pixtral"}},
 }
 

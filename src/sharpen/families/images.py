@@ -108,6 +108,7 @@ class Eyes:
                 self._features.move_to_end(picture.sha256)
                 return self._features[picture.sha256]
         image = open_image(picture.data)
+        tensors: Features
         tensors, (text,) = self._processor.read([image])
         with self._lock:
             self._texts[picture.sha256] = text
