@@ -1,0 +1,78 @@
+"""Images, and tiny checkpoints that read them: with a processor, a chat template, and image tokens in the tokenizer.
+
+In: a model type. Out: a folder with all that the real checkpoint has.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tiny import make_config, make_module
+from transformers import PreTrainedTokenizerFast
+
+from sharpen.types import Picture
+
+_CONTENT = (
+    "{%- if message.content is string %}{{ message.content }}{%- else %}{%- for part in message.content %}"
+    "{%- if part.type == 'image' %}IMAGE{%- else %}{{ part.text }}{%- endif %}{%- endfor %}{%- endif %}"
+)
+TEMPLATE = (
+    "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
+    + _CONTENT
+    + "{{ '<|im_end|>\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
+)
+"""ChatML; IMAGE is what the family writes for an image."""
+
+_QWEN_TOKENS = {
+    "vision_start_token": "<|vision_start|>",
+    "vision_end_token": "<|vision_end|>",
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+}
+_QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+SEEING = ("qwen3_vl", "qwen3_5", "qwen3_5_moe")
+"""The model types that `make_seeing_checkpoint` makes."""
+
+
+def draw(seed: int, width: int = 16, height: int = 16) -> Picture:
+    """An image of random pixels."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return Picture.of(file.getvalue())
+
+
+def make_seeing_checkpoint(kind: str, folder: Path, toy_model: Path, *, seed: int = 0) -> Path:
+    """A tiny checkpoint of this type. Its tokenizer is that of `toy_model`, with the tokens of images."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(toy_model, extra_special_tokens=_QWEN_TOKENS)
+    tokenizer.chat_template = TEMPLATE.replace("IMAGE", _QWEN_IMAGE)
+    module = make_module(kind, seed, **_token_ids(tokenizer))
+    module.to(torch.float32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    _image_processor().save_pretrained(folder)
+    return folder
+
+
+def make_seeing_config(kind: str, toy_model: Path) -> Any:
+    """The configuration of such a checkpoint."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(toy_model, extra_special_tokens=_QWEN_TOKENS)
+    return make_config(kind, **_token_ids(tokenizer))
+
+
+def _token_ids(tokenizer: Any) -> dict[str, int]:
+    """Return the ids of image tokens by the names of the configuration."""
+    named = {"image_token_id": "image_token", "video_token_id": "video_token"}
+    named |= {"vision_start_token_id": "vision_start_token", "vision_end_token_id": "vision_end_token"}
+    return {field: tokenizer.convert_tokens_to_ids(_QWEN_TOKENS[name]) for field, name in named.items()}
+
+
+def _image_processor() -> Any:
+    """Patches of 4 pixels, four of which are one token: an image of 16 x 16 pixels is 4 tokens."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    return Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=4096)
