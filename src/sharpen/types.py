@@ -86,7 +86,7 @@ class Span:
     span_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Picture:
     """An image file as the agent sent it. Two with the same content are equal."""
 

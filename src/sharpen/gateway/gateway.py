@@ -116,7 +116,7 @@ class Gateway:
         self._formats = formats
         self._lacks_tool_format = tool_call_parser == AUTO and formats.tool is None
         self._sampler = Sampler(engine, self._renderer, self.busy, formats)
-        self._album = album or Album()
+        self._album = album or Album(lack=f"the model {model_name} reads only text")
         self._decoders = ThreadPoolExecutor(MAX_DECODING, thread_name_prefix="sharpen-images")
         self._max_calls = max_calls
         self._keys: Keys[Session] = Keys()

@@ -129,12 +129,11 @@ def _extended(end: _End, renderer: Renderer, text: str, sight: Sight | None) -> 
     """Return the prompt that continues an earlier call; its text begins with the call's."""
     rest, last_id = text[len(end.text) :], int(end.ids[-1])
     if sight is None:
-        ids, pictures = renderer.encode_after(last_id, rest), ()
-    else:
-        ids, found = sight.read(renderer, rest, len(end.pictures), last_id)
-        pictures = tuple(replace(span, start=span.start + len(end.ids)) for span in found)
-    ids_P = np.concatenate([end.ids, ids])
-    return Prompt(ids_P=ids_P, text=text, parent=end.index, pictures=(*end.pictures, *pictures))
+        ids_P = np.concatenate([end.ids, renderer.encode_after(last_id, rest)])
+        return Prompt(ids_P=ids_P, text=text, parent=end.index)
+    ids, found = sight.read(renderer, rest, len(end.pictures), last_id)
+    pictures = (*end.pictures, *(replace(span, start=span.start + len(end.ids)) for span in found))
+    return Prompt(ids_P=np.concatenate([end.ids, ids]), text=text, parent=end.index, pictures=pictures)
 
 
 def canonical(message: Mapping[str, Any]) -> Canonical:

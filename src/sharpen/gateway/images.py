@@ -8,7 +8,6 @@ read it, if it is larger than the bounds, or if it has to be fetched: the gatewa
 from __future__ import annotations
 
 import base64
-import binascii
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,6 @@ MAX_IMAGE_BYTES = 20 << 20
 """As a file. How many pixels it may have is the bound of who decodes it (`families.images`)."""
 MARKS = (b'"image_url"', b'"input_image"', b'"image"')
 """One of them is in every body with an image: the type of its part."""
-NO_EYES = "the model reads only text"
 
 
 class Eyes(Protocol):
@@ -50,7 +48,7 @@ class Album:
     `eyes` are the model's; without, `lack` is why it looks at no images.
     """
 
-    def __init__(self, eyes: Eyes | None = None, lack: str = NO_EYES) -> None:
+    def __init__(self, eyes: Eyes | None = None, lack: str = "the model reads only text") -> None:
         self.eyes, self.lack = eyes, lack
         self._known: weakref.WeakValueDictionary[str, Picture] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
@@ -131,13 +129,16 @@ class ImageReader:
             raise ApiError(f"The request has more than {MAX_IMAGES} images.", code="too_many_images", param=where)
 
     def _part(self, text: str, where: str) -> dict[str, Any]:
-        if len(text) * 3 > MAX_IMAGE_BYTES * 4 + 8:
-            raise _invalid(f"{where}: an image has {MAX_IMAGE_BYTES >> 20} MiB at most.", where)
         try:
-            picture = self._album.picture(base64.b64decode("".join(text.split()), validate=True))
-        except (binascii.Error, ValueError) as error:
-            what = str(error) if isinstance(error, ImageError) else f"it is not valid base64: {error}"
-            raise _invalid(f"{where}: the image cannot be read: {what}.", where) from error
+            content = base64.b64decode("".join(text.split()), validate=True)
+        except ValueError as error:
+            raise _invalid(f"{where}: the image is not valid base64: {error}.", where) from error
+        if len(content) > MAX_IMAGE_BYTES:
+            raise _invalid(f"{where}: the image has {len(content)} bytes; {MAX_IMAGE_BYTES >> 20} MiB at most.", where)
+        try:
+            picture = self._album.picture(content)
+        except ImageError as error:
+            raise _invalid(f"{where}: the image cannot be read: {error}.", where) from error
         self._memory.pictures[picture.sha256] = picture
         return reference(picture.sha256)
 
