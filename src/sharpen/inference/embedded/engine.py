@@ -94,7 +94,7 @@ class EmbeddedEngine:
         self._adapters = adapters
         shape = inspect_model(_prepared(model, adapters), max_model_len)
         self.matmul = _choose_matmul(model, fixed=deterministic or not alone)
-        self._model = model
+        self._model, self._pictures = model, EnginePictures(model)
         self._max_model_len = max_model_len
         self._vocab_size = shape.vocab_size
         self._decode_text = stop_decoder
@@ -111,7 +111,6 @@ class EmbeddedEngine:
         routing = _routing(model, deterministic=deterministic)
         self._scheduler = Scheduler(pool, routes=None if routing is None else routing.shape, states=states)
         check_forward(model, forward, pool, reference_PV, routing, mixing)
-        self._pictures = EnginePictures(model)
         self._stepper = Stepper(
             forward=forward,
             scheduler=self._scheduler,
