@@ -15,7 +15,7 @@ import numpy as np
 
 from sharpen.errors import ModelError, SamplingError
 from sharpen.families.marks import IndexArray, Marks, Shown, image_tokens
-from sharpen.families.modules import has_towers
+from sharpen.families.pieces import Piece, pieces_of
 from sharpen.families.sight import Sight, View
 from sharpen.inference.engine import GenerateRequest
 from sharpen.types import IntArray, Picture, PictureSpan
@@ -46,7 +46,7 @@ class EnginePictures:
     def __init__(self, model: Any) -> None:
         """`model` is the engine's. Only one with a vision tower sees images."""
         self._name = type(model).__name__
-        self._sight = Sight(model) if has_towers(model.config) and hasattr(model.config, "vision_config") else None
+        self._sight = Sight(model) if Piece.VISION in pieces_of(model.config) else None
         self._marks = Marks()
 
     @property
