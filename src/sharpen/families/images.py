@@ -85,7 +85,7 @@ class Eyes:
         """Return where the tokens of the pictures lie in the ids of an expanded text. Raises `ImageError` if they do
         not hold exactly these."""
         at = np.flatnonzero(np.asarray(ids) == self.image_token_id)
-        counts = [self._text(picture).count(self._image_token) for picture in pictures]
+        counts = [self.num_tokens(picture) for picture in pictures]
         if len(at) != sum(counts):
             raise ImageError(f"the prompt has {len(at)} image tokens, but its images are {sum(counts)}")
         found, first = [], 0
@@ -100,6 +100,10 @@ class Eyes:
         expanded = self.expand_text(text, pictures)
         ids = np.array(self._processor.tokenizer(expanded, add_special_tokens=False)["input_ids"], np.int32)
         return ids, self.spans(ids, pictures)
+
+    def num_tokens(self, picture: Picture) -> int:
+        """Return how many image tokens stand for a picture. Raises `ImageError` if it cannot be read."""
+        return self._text(picture).count(self._image_token)
 
     def features(self, picture: Picture) -> Features:
         """Return the tensors of a picture for the model's tower. Raises `ImageError` if it cannot be read."""

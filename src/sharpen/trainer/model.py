@@ -22,8 +22,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from sharpen.errors import ModelError
 from sharpen.families.checkpoint import write_checkpoint
 from sharpen.families.modules import decoder_of, freeze_towers, load_module, text_parameters
+from sharpen.families.pieces import Piece
 from sharpen.families.recurrent import mixers_of, replace_forward
 from sharpen.families.routing import recording, routing_of
+from sharpen.families.sight import Sight, showing
 from sharpen.families.table import needs_of, refuse_unsupported
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
@@ -85,6 +87,7 @@ class TrainedModel:
         module.eval()
         freeze_towers(module)
         self.routing = routing_of(module)
+        self._sight = Sight(module) if Piece.VISION in needs_of(module.config) else None
         if gradient_checkpointing:
             # The older name goes away with transformers 6; the newer one is not in all of 5.
             enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
@@ -293,7 +296,14 @@ class TrainedModel:
         routes_NLK = None
         if self.routing is not None and self.replays and pack.routes_NLK is not None:
             routes_NLK = to_device(pack.routes_NLK.astype(np.int64), self.device)
-        return self._routed(pack.ids_N, pack.positions_N, pack.segments, routes_NLK)
+        if not pack.shown:
+            return self._routed(pack.ids_N, pack.positions_N, pack.segments, routes_NLK)
+        if self._sight is None:
+            raise ModelError(
+                f"{self.module.name_or_path} sees no images, and is given tokens that were sampled with some"
+            )
+        with showing(self._sight.view_of(pack.positions_N, pack.shown)):
+            return self._routed(pack.ids_N, pack.positions_N, pack.segments, routes_NLK)
 
     def _routed(
         self,

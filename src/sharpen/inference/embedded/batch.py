@@ -100,7 +100,7 @@ def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
     kv_length = 0
     if num_decode:
         last_S = table.kv_len_S[decoding]
-        token_N[decoding] = table.ids_ST[decoding, last_S]
+        token_N[decoding] = table.tokens(decoding, last_S)
         position_N[decoding] = last_S
         slot_N[decoding] = decoding
         kv_length = bucketed(int(last_S.max()) + 1)
@@ -108,7 +108,7 @@ def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
     row = num_decode
     for slot, start, end in work.spans:
         rows = slice(row, row + end - start)
-        token_N[rows] = table.ids_ST[slot, start:end]
+        token_N[rows] = table.tokens(slot, slice(start, end))
         position_N[rows] = np.arange(start, end)
         slot_N[rows] = slot
         segments.append(SlotSegment(slot=slot, first_row=row, start=start, end=end))
@@ -157,7 +157,7 @@ def _fixed_chunk(table: SlotTable, slots: Indices, positions: Indices, scratch: 
     token_N = np.zeros(FIXED_ROWS, np.int64)
     position_N = np.full(FIXED_ROWS, positions[0], np.int64)
     slot_N = np.full(FIXED_ROWS, scratch, np.int64)
-    token_N[:count] = table.ids_ST[slots, positions]
+    token_N[:count] = table.tokens(slots, positions)
     position_N[:count] = positions
     slot_N[:count] = slots
     sampled = np.flatnonzero(positions == table.num_ids_S[slots] - 1)
