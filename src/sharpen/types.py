@@ -89,6 +89,9 @@ class Span:
     span_id: str
 
 
+_FIRST_BYTES: Mapping[bytes, str] = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Picture:
     """An image file as the agent sent it: its `content`, or the `path` of a recorded one, which is read when its `data`
@@ -116,6 +119,15 @@ class Picture:
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise ImageError(f"the image {self.path} of a recorded call has been changed: its hash is another")
         return content
+
+    @property
+    def media_type(self) -> str:
+        """What kind of file it is, by its first bytes: one of the four formats that are read, or nothing known."""
+        data = self.data
+        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+            return "image/webp"
+        found = [kind for start, kind in _FIRST_BYTES.items() if data.startswith(start)]
+        return found[0] if found else "application/octet-stream"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel with the content: another machine has no such path."""

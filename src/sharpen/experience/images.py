@@ -6,13 +6,15 @@ leaves at most a file that no call names; and pictures whose content is read whe
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from sharpen.types import Group, Picture
+from sharpen.types import Call, Group, Picture
 
 FOLDER = "images"
 TABLE = "CREATE TABLE IF NOT EXISTS images (sha256 TEXT PRIMARY KEY, content BLOB NOT NULL) WITHOUT ROWID"
@@ -44,6 +46,24 @@ class ImageFolder:
     def picture(self, sha256: str) -> Picture:
         """Return the picture with this hash; nothing is read yet."""
         return Picture(sha256=sha256, path=self.path / sha256)
+
+
+def with_data(message: Mapping[str, Any], call: Call) -> dict[str, Any]:
+    """Return a recorded message of a call with its images as data URLs, as the agent sent them."""
+    content = message.get("content")
+    if not call.pictures or not isinstance(content, list | tuple):
+        return dict(message)
+    pictures = {f"sha256:{span.picture.sha256}": span.picture for span in call.pictures}
+
+    def whole(part: Any) -> Any:
+        source = part.get("image_url") if isinstance(part, Mapping) else None
+        picture = pictures.get(str(source.get("url"))) if isinstance(source, Mapping) else None
+        if picture is None:
+            return part
+        encoded = base64.b64encode(picture.data).decode()
+        return {"type": "image_url", "image_url": {"url": f"data:{picture.media_type};base64,{encoded}"}}
+
+    return {**message, "content": [whole(part) for part in content]}
 
 
 def insert_images(connection: sqlite3.Connection, pictures: Iterable[Picture]) -> None:
