@@ -6,6 +6,7 @@ In: a model type. Out: a folder with all that the real checkpoint has.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from PIL import Image
 from tiny import make_config, make_module
 from transformers import PreTrainedTokenizerFast
 
-from sharpen.types import Picture
+from sharpen.families.images import Eyes
+from sharpen.types import Picture, PictureSpan
 
 _CONTENT = (
     "{%- if message.content is string %}{{ message.content }}{%- else %}{%- for part in message.content %}"
@@ -35,7 +37,9 @@ _QWEN_TOKENS = {
     "video_token": "<|video_pad|>",
 }
 _QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
-SEEING = ("qwen3_vl", "qwen3_5", "qwen3_5_moe")
+IMAGES = dict.fromkeys(("qwen3_vl", "qwen3_5", "qwen3_5_moe"), _QWEN_IMAGE)
+"""What the chat template of each type writes for an image."""
+SEEING = tuple(IMAGES)
 """The model types that `make_seeing_checkpoint` makes."""
 
 
@@ -76,3 +80,18 @@ def _image_processor() -> Any:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     return Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=4096)
+
+
+def own_logprobs(
+    own: Any, eyes: Eyes, ids_T: Any, pictures: Sequence[PictureSpan], targets: Sequence[int]
+) -> torch.Tensor:
+    """The logprobs of the ids at `targets` by transformers' own forward pass over the pixels."""
+    ids = torch.from_numpy(np.asarray(ids_T).astype(np.int64))
+    features = [eyes.features(span.picture) for span in pictures]
+    logits = own(
+        input_ids=ids[None],
+        mm_token_type_ids=(ids == eyes.image_token_id).int()[None],
+        **{name: torch.cat([one[name] for one in features]) for name in features[0]},
+    ).logits[0]
+    at = torch.tensor(list(targets))
+    return logits.log_softmax(-1)[at - 1, ids[at]]
