@@ -159,6 +159,8 @@ def _processor(folder: Path, config: Any) -> Any:
         settings, _ = (
             ImageReader.get_processor_dict(folder) if (folder / "processor_config.json").is_file() else ({}, {})
         )
+    except ImportError as error:
+        raise ModelError(f"the image processor of {folder} needs packages that are not installed: {error}") from error
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{folder} holds no image processor ({type(error).__name__}: {str(error).splitlines()[0]}): copy "

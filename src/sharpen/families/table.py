@@ -75,7 +75,7 @@ FAMILIES: tuple[Family, ...] = (
     _row("Mistral 3, Mistral Small 3", "mistral3", needs="vision"),
     _row("Gemma", "gemma"),
     _row("Gemma 2", "gemma2", needs="soft_caps"),
-    _row("Gemma 3", "gemma3", "gemma3_text", needs="vision"),
+    _row("Gemma 3", "gemma3", "gemma3_text", needs="vision", images=True),
     _row("Gemma 3n, text", "gemma3n_text", needs="shared_keys"),
     _row(
         "Gemma 3n",
@@ -83,7 +83,7 @@ FAMILIES: tuple[Family, ...] = (
         needs="vision audio shared_keys",
         refused="its vision tower is of the package timm, with which it is not tested: take a gemma3n_text",
     ),
-    _row("Gemma 4", "gemma4", "gemma4_text", needs="vision audio head_sizes shared_keys experts"),
+    _row("Gemma 4", "gemma4", "gemma4_text", needs="vision audio head_sizes shared_keys experts", images=True),
     _row("SmolLM3", "smollm3"),
     _row("OLMo 2", "olmo2"),
     _row("OLMo 3", "olmo3"),
@@ -148,7 +148,7 @@ def missing_images(config: Any) -> str:
     family = family_of(config)
     if Piece.VISION not in needs_of(config):
         return "it has no vision tower"
-    return "" if family.images else f"those of {family.name} are not read yet"
+    return "" if family.images else f"those of {family.name} are not read here"
 
 
 def refuse_unsupported(config: Any, name: str, *parts: Part) -> None:
