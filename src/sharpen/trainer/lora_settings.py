@@ -23,7 +23,7 @@ def check_lora(config: TrainerConfig) -> None:
         return
     if config.balance_coef:
         raise ConfigError(
-            f"trainer.balance_coef is {config.balance_coef:g}, but with trainer.lora the routers are frozen, so that it "
+            f"trainer.balance_coef is {config.balance_coef:g}, but with trainer.lora the routers are frozen, and it "
             "would change other weights instead: leave one of the two out"
         )
     install = f"{install_command('lora')}, or leave trainer.lora out to train all weights"
