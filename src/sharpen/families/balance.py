@@ -51,7 +51,7 @@ class Balance:
         mean_E = self.weights_N @ (scores_NE / scores_NE.sum(-1, keepdim=True))
         loss = num_experts * (mean_E * self.shares_LE[layer]).sum()
         self.values.append(loss.detach())
-        added: torch.Tensor = _AddLoss.apply(logits_NE, self.coef / num_layers * loss)
+        added: torch.Tensor = _AddLoss.apply(logits_NE, self.coef / num_layers * loss)  # type: ignore[no-untyped-call]
         return added
 
 
