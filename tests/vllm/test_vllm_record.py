@@ -41,7 +41,7 @@ def answers(port: int) -> bool:
     return False
 
 
-def port_of(process: subprocess.Popen[Any]) -> int:
+def port_of(process: subprocess.Popen[Any], log: Path) -> int:
     """The port that a server was given by the system, when it answers there."""
     deadline = time.monotonic() + LIMIT_S
     while process.poll() is None and time.monotonic() < deadline:
@@ -49,22 +49,26 @@ def port_of(process: subprocess.Popen[Any]) -> int:
             if connection.status == psutil.CONN_LISTEN and answers(connection.laddr.port):
                 return int(connection.laddr.port)
         time.sleep(0.2)
-    raise AssertionError(f"vLLM did not start: exit code {process.poll()}")
+    raise AssertionError(f"vLLM did not start: exit code {process.poll()}, {log.read_text()[-2000:]}")
 
 
 @pytest.fixture(scope="module")
-def upstream() -> Iterator[str]:
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of `vllm serve`, in a group of processes of its own."""
     arguments = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL), "--host", "127.0.0.1"]
     command = [sys.executable, *arguments, "--port", "0", "--max-num-seqs", "4", *OPTIONS]
     environment = {**os.environ, **ENVIRONMENT}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    with (
+        log.open("w") as lines,
+        subprocess.Popen(command, env=environment, stdout=lines, stderr=lines, start_new_session=True) as process,
+    ):
         try:
-            yield f"http://127.0.0.1:{port_of(process)}/v1"
+            yield f"http://127.0.0.1:{port_of(process, log)}/v1"
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(60)
+                process.wait(120)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
@@ -76,11 +80,13 @@ def post(url: str, key: str = KEY, **body: Any) -> Any:
 
 
 def ask(session: dict[str, Any], question: str, stream: bool) -> None:
-    """Two turns, the second with the first's answer as the client has it."""
+    """Two turns, the second with the first's answer as the client has it. Streamed answers are longer than whole ones,
+    so that the two sessions of a task differ."""
+    length: Any = {"max_tokens": 12, "extra_body": {"min_tokens": 6}} if stream else {"max_tokens": 3}
     messages: list[Any] = [{"role": "user", "content": question}]
     with openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"], max_retries=0) as client:
         for more in ("And 1 more?", None):
-            request: Any = {"model": "policy", "messages": messages, "max_tokens": 12, "seed": len(messages)}
+            request: Any = {"model": "policy", "messages": messages, **length}
             if stream:
                 with client.chat.completions.create(**request, stream=True) as chunks:
                     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
