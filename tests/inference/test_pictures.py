@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from picture_toys import SEEING, draw, make_seeing_checkpoint
+from picture_toys import SEEING, draw, make_seeing_checkpoint, own_logprobs, written
 from toy_engines import run_all
 from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -16,7 +16,7 @@ from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.inference.engine import GenerateRequest
 from sharpen.types import Picture, PictureSpan, Sampling
 
-IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+IMAGE = "IMAGE"  # becomes what the family writes for one
 
 
 @pytest.fixture(scope="module")
@@ -35,26 +35,9 @@ def seeing(tmp_path_factory, toy_model_dir):
 
 
 def asked(eyes, text, *pictures, seed=0, max_tokens=6):
-    ids, spans = eyes.expand(text, pictures)
+    ids, spans = eyes.expand(text.replace(IMAGE, written(eyes)), pictures)
     sampling = Sampling(temperature=1.0, max_tokens=max_tokens)
     return GenerateRequest(prompt_ids=ids, sampling=sampling, noise=seed, pictures=spans)
-
-
-def own_logprobs(own, eyes, request, sampled):
-    """The logprobs of the sampled ids by transformers' own forward pass over the pixels."""
-    ids = np.concatenate([request.prompt_ids, sampled])
-    features = [eyes.features(span.picture) for span in request.pictures]
-    inside = np.zeros(len(ids), np.int32)
-    for span in request.pictures:
-        inside[span.start : span.stop] = 1
-    with torch.no_grad():
-        logits = own(
-            input_ids=torch.from_numpy(ids)[None].long(),
-            mm_token_type_ids=torch.from_numpy(inside)[None],
-            **{name: torch.cat([f[name] for f in features]) for name in features[0]},
-        ).logits[0]
-    start = len(request.prompt_ids)
-    return logits.log_softmax(-1)[np.arange(start - 1, len(ids) - 1), ids[start:]].numpy()
 
 
 def check(seeing, kind, requests, engine):
@@ -65,7 +48,9 @@ def check(seeing, kind, requests, engine):
     for request, generation in zip(requests, generations, strict=True):
         images = np.flatnonzero(generation.ids == eyes.image_token_id)
         count = int(images[0]) if len(images) else len(generation.ids)
-        expected = own_logprobs(own, eyes, request, generation.ids[:count])
+        whole = np.concatenate([request.prompt_ids, generation.ids[:count]])
+        start = len(request.prompt_ids)
+        expected = own_logprobs(own, eyes, whole, request.pictures, range(start, len(whole))).detach()
         np.testing.assert_allclose(generation.logprobs[:count], expected, atol=2e-4)
     return generations
 
@@ -77,7 +62,7 @@ DENSE = [kind for kind in SEEING if kind != "qwen3_5_moe"]
 def test_what_is_sampled_is_what_transformers_computes_from_the_pixels(seeing, kind):
     """Wide and high images, several, first and last in the prompt."""
     folder, eyes, _ = seeing(kind)
-    engine = EmbeddedEngine.from_pretrained(str(folder), max_model_len=256)
+    engine = EmbeddedEngine.from_pretrained(str(folder), max_model_len=384)
     requests = [
         asked(eyes, f"what is {IMAGE}?", draw(1, 40, 16)),
         asked(eyes, f"{IMAGE}{IMAGE} or this? {IMAGE}", draw(2, 16, 40), draw(1, 40, 16), draw(3, 24, 24)),
@@ -91,7 +76,7 @@ def test_another_image_with_the_same_token_ids_is_not_taken_for_the_first(seeing
     """One after the other: KV and recurrent states of the first are cached. Both at once: neither waits for the other's
     beginning. The first again: reused."""
     folder, eyes, _ = seeing(kind)
-    engine = EmbeddedEngine.from_pretrained(str(folder), max_model_len=256)
+    engine = EmbeddedEngine.from_pretrained(str(folder), max_model_len=384)
     text = f"{IMAGE} what is it, and why is it so?"
     first, second = asked(eyes, text, draw(1)), asked(eyes, text, draw(2))
     assert first.prompt_ids.tolist() == second.prompt_ids.tolist()
@@ -106,10 +91,10 @@ def test_another_image_with_the_same_token_ids_is_not_taken_for_the_first(seeing
 @pytest.mark.parametrize("kind", DENSE)
 def test_a_later_turn_with_another_image_continues_and_decodes_at_the_models_positions(seeing, kind):
     folder, eyes, _ = seeing(kind)
-    engine = EmbeddedEngine.from_pretrained(str(folder), max_model_len=256)
+    engine = EmbeddedEngine.from_pretrained(str(folder), max_model_len=384)
     first = asked(eyes, f"what is {IMAGE}?", draw(1, 48, 16), max_tokens=12)
     (generation,) = check(seeing, kind, [first], engine)
-    more, spans = eyes.expand(f" and {IMAGE}?", [draw(2, 16, 48)])
+    more, spans = eyes.expand(f" and {written(eyes)}?", [draw(2, 16, 48)])
     sampled = np.where(generation.ids == eyes.image_token_id, 5, generation.ids)  # transformers would count it
     before = np.concatenate([first.prompt_ids, sampled])
     (span,) = spans
@@ -129,9 +114,10 @@ def test_a_later_turn_with_another_image_continues_and_decodes_at_the_models_pos
 def test_the_members_of_a_group_pass_their_image_through_the_tower_once(seeing, kind):
     folder, eyes, _ = seeing(kind)
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-    engine = EmbeddedEngine(model, max_model_len=256)
+    engine = EmbeddedEngine(model, max_model_len=384)
     shown = []
-    model.model.visual.register_forward_hook(lambda *_: shown.append(1))
+    tower = getattr(model.model, "visual", None) or model.model.vision_tower
+    tower.register_forward_hook(lambda *_: shown.append(1))
     requests = [asked(eyes, f"what is {IMAGE}?", draw(1, 48, 16), seed=seed) for seed in range(4)]
     check(seeing, kind, requests, engine)
     asyncio.run(engine.load(1, engine.weights()))
@@ -142,7 +128,7 @@ def test_the_members_of_a_group_pass_their_image_through_the_tower_once(seeing, 
 @pytest.mark.parametrize("kind", DENSE)
 def test_a_job_that_is_suspended_and_chunks_of_a_prompt_see_the_same(seeing, kind):
     folder, eyes, _ = seeing(kind)
-    engine = EmbeddedEngine.from_pretrained(str(folder), max_model_len=256)
+    engine = EmbeddedEngine.from_pretrained(str(folder), max_model_len=384)
     engine._stepper.prompt_tokens_per_step = 7  # within an image
     requests = [asked(eyes, f"{IMAGE}what is {IMAGE}?", draw(s, 40, 24), draw(9), seed=s) for s in range(3)]
     suspended = []
@@ -155,6 +141,18 @@ def test_a_job_that_is_suspended_and_chunks_of_a_prompt_see_the_same(seeing, kin
     requests[0] = replace(requests[0], on_tokens=lambda ids: asyncio.get_running_loop().call_soon(told, ids))
     check(seeing, kind, requests, engine)
     assert suspended
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4"])
+def test_images_that_attend_both_ways_are_refused_in_the_deterministic_mode_and_at_the_end(seeing, kind):
+    folder, eyes, _ = seeing(kind)
+    request = asked(eyes, f"what is {IMAGE}?", draw(1))
+    fixed = EmbeddedEngine.from_pretrained(str(folder), max_model_len=384, deterministic=True)
+    with pytest.raises(SamplingError, match="set deterministic to false"):
+        run_all(fixed, [request])
+    engine = EmbeddedEngine.from_pretrained(str(folder), max_model_len=384)
+    with pytest.raises(SamplingError, match="not where an image may be"):
+        run_all(engine, [replace(request, prompt_ids=request.prompt_ids[: request.pictures[0].stop])])
 
 
 def test_in_the_deterministic_mode_neighbours_change_nothing(seeing):

@@ -6,6 +6,8 @@ In: a model type. Out: a folder with all that the real checkpoint has.
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from PIL import Image
 from tiny import make_config, make_module
 from transformers import PreTrainedTokenizerFast
 
-from sharpen.types import Picture
+from sharpen.families.images import Eyes
+from sharpen.types import Picture, PictureSpan
 
 _CONTENT = (
     "{%- if message.content is string %}{{ message.content }}{%- else %}{%- for part in message.content %}"
@@ -35,7 +38,18 @@ _QWEN_TOKENS = {
     "video_token": "<|video_pad|>",
 }
 _QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
-SEEING = ("qwen3_vl", "qwen3_5", "qwen3_5_moe")
+_GEMMA_TOKENS = {
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+    "image_token": "<image_soft_token>",
+}
+IMAGES = {
+    **dict.fromkeys(("qwen3_vl", "qwen3_5", "qwen3_5_moe"), _QWEN_IMAGE),
+    "gemma3": "<start_of_image>",
+    "gemma4": "<image_soft_token>",
+}
+"""What the chat template of each type writes for an image."""
+SEEING = tuple(IMAGES)
 """The model types that `make_seeing_checkpoint` makes."""
 
 
@@ -49,30 +63,74 @@ def draw(seed: int, width: int = 16, height: int = 16) -> Picture:
 
 def make_seeing_checkpoint(kind: str, folder: Path, toy_model: Path, *, seed: int = 0) -> Path:
     """A tiny checkpoint of this type. Its tokenizer is that of `toy_model`, with the tokens of images."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(toy_model, extra_special_tokens=_QWEN_TOKENS)
-    tokenizer.chat_template = TEMPLATE.replace("IMAGE", _QWEN_IMAGE)
-    module = make_module(kind, seed, **_token_ids(tokenizer))
+    tokenizer = _tokenizer(kind, toy_model)
+    tokenizer.chat_template = TEMPLATE.replace("IMAGE", IMAGES[kind])
+    module = make_module(kind, seed, **_fields(kind, tokenizer))
     module.to(torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    _image_processor().save_pretrained(folder)
+    _image_processor(kind).save_pretrained(folder)
+    if kind in _PROCESSORS:
+        (folder / "processor_config.json").write_text(json.dumps(_PROCESSORS[kind]))
     return folder
 
 
 def make_seeing_config(kind: str, toy_model: Path) -> Any:
     """The configuration of such a checkpoint."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(toy_model, extra_special_tokens=_QWEN_TOKENS)
-    return make_config(kind, **_token_ids(tokenizer))
+    return make_config(kind, **_fields(kind, _tokenizer(kind, toy_model)))
 
 
-def _token_ids(tokenizer: Any) -> dict[str, int]:
-    """Return the ids of image tokens by the names of the configuration."""
-    named = {"image_token_id": "image_token", "video_token_id": "video_token"}
-    named |= {"vision_start_token_id": "vision_start_token", "vision_end_token_id": "vision_end_token"}
-    return {field: tokenizer.convert_tokens_to_ids(_QWEN_TOKENS[name]) for field, name in named.items()}
+def _tokenizer(kind: str, toy_model: Path) -> Any:
+    return PreTrainedTokenizerFast.from_pretrained(toy_model, extra_special_tokens=_tokens(kind))
 
 
-def _image_processor() -> Any:
-    """Patches of 4 pixels, four of which are one token: an image of 16 x 16 pixels is 4 tokens."""
+def _tokens(kind: str) -> dict[str, str]:
+    return _QWEN_TOKENS if kind.startswith("qwen") else _GEMMA_TOKENS
+
+
+def _fields(kind: str, tokenizer: Any) -> dict[str, Any]:
+    """Return the configuration's fields about image tokens."""
+    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in _tokens(kind).items()}
+    if kind.startswith("qwen"):
+        return {f"{name}_id": number for name, number in ids.items()}
+    if kind == "gemma4":
+        return {"image_token_id": ids["image_token"]}
+    return {"image_token_index": ids["image_token"], "mm_tokens_per_image": 4}
+
+
+_PROCESSORS = {
+    "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
+}
+"""What the types' `processor_config.json` says."""
+
+
+def written(eyes: Eyes) -> str:
+    """What the chat template of a model with these eyes writes for an image."""
+    return next(text for text in IMAGES.values() if eyes.placeholder in text)
+
+
+def _image_processor(kind: str) -> Any:
+    """Qwen's: patches of 4 pixels, four of which are one token; an image of 16 x 16 pixels is 4 tokens."""
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+    if kind == "gemma3":
+        return Gemma3ImageProcessorPil(size={"height": 16, "width": 16})
+    if kind == "gemma4":
+        return Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70)
     return Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=4096)
+
+
+def own_logprobs(
+    own: Any, eyes: Eyes, ids_T: Any, pictures: Sequence[PictureSpan], targets: Sequence[int]
+) -> torch.Tensor:
+    """The logprobs of the ids at `targets` by transformers' own forward pass over the pixels."""
+    ids = torch.from_numpy(np.asarray(ids_T).astype(np.int64))
+    features = [eyes.features(span.picture) for span in pictures]
+    logits = own(
+        input_ids=ids[None],
+        mm_token_type_ids=(ids == eyes.image_token_id).int()[None],
+        **{name: torch.cat([one[name] for one in features]) for name in features[0]},
+    ).logits[0]
+    at = torch.tensor(list(targets))
+    return logits.log_softmax(-1)[at - 1, ids[at]]

@@ -97,7 +97,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "vision": _QWEN_EYES,
     },
     "gemma3n_text": _GEMMA3N,
-    "gemma4": {"text": _GEMMA4, "vision": {**_EYES, "head_dim": 8, "num_key_value_heads": 2}},
+    "gemma4": {
+        "text": {**_GEMMA4, "use_bidirectional_attention": "vision"},
+        "vision": {**_EYES, "head_dim": 8, "num_key_value_heads": 2},
+    },
     "qwen3_5": {"text": {**HYBRIDS["qwen3_5_text"], **_THREE_POSITIONS}, "vision": _QWEN_EYES},
     "qwen3_5_moe": {"text": {**EXPERTS["qwen3_5_moe_text"], **_THREE_POSITIONS}, "vision": _QWEN_EYES},
     "mistral3": {"text": {"model_type": "mistral"}, "vision": {**_EYES, "model_type": "pixtral"}},

@@ -18,6 +18,7 @@ import numpy as np
 
 from sharpen.errors import ImageError, ModelError
 from sharpen.families.pieces import Piece, pieces_of
+from sharpen.families.table import missing_images
 from sharpen.families.tokenizer import load_tokenizer
 from sharpen.types import IntArray, Picture, PictureSpan
 
@@ -31,9 +32,6 @@ MAX_PIXELS = 64 * 2**20
 """Larger images are refused before they are unpacked: a file of a few kilobytes can hold gigabytes of pixels."""
 
 _CACHED_BYTES = 256 * 2**20
-READ_FAMILIES = frozenset({"qwen3_vl", "qwen3_5", "qwen3_5_moe"})
-"""The model types whose images are read. Gemma's attend to one another within an image, which is not there yet."""
-
 Features = Mapping[str, "torch.Tensor"]
 """What a model's `get_image_features` takes for one image, by argument."""
 
@@ -135,8 +133,8 @@ def eyes_of(checkpoint: str | Path, config: Any) -> Eyes | None:
     are not read here, or its processor's files are missing."""
     if Piece.VISION not in pieces_of(config):
         return None
-    if config.model_type not in READ_FAMILIES:
-        raise ModelError(f"images of model type {config.model_type!r} are not read yet; its text is")
+    if missing := missing_images(config):
+        raise ModelError(f"no images can be shown to {checkpoint}: {missing}; its text is served")
     return Eyes(_processor(Path(checkpoint), config), config)
 
 
@@ -164,6 +162,8 @@ def _processor(folder: Path, config: Any) -> Any:
         settings, _ = (
             ImageReader.get_processor_dict(folder) if (folder / "processor_config.json").is_file() else ({}, {})
         )
+    except ImportError as error:
+        raise ModelError(f"the image processor of {folder} needs packages that are not installed: {error}") from error
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{folder} holds no image processor ({type(error).__name__}: {str(error).splitlines()[0]}): copy "

@@ -9,13 +9,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpen.families.pieces import text_config
 from sharpen.types import IntArray, Picture, PictureSpan
 
 IndexArray = npt.NDArray[np.int64]
+BothWays = Literal["", "everywhere", "in windows"]
+"""Where the tokens of an image attend to later ones of the same image too: nowhere, in all layers, or in those with a
+sliding window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,3 +61,11 @@ def image_tokens(ids_T: IntArray, span: PictureSpan) -> IndexArray:
     within = ids_T[span.start : span.stop]
     found: IndexArray = span.start + np.flatnonzero(within == within[:1])
     return found
+
+
+def both_ways(config: Any) -> BothWays:
+    """Return where the image tokens of a model of this configuration attend both ways."""
+    if config.model_type == "gemma3":
+        return "everywhere"
+    bidirectional = getattr(text_config(config), "use_bidirectional_attention", None)
+    return "in windows" if config.model_type == "gemma4" and bidirectional == "vision" else ""

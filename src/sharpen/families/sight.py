@@ -179,6 +179,9 @@ def _look(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     ids_1N, embeds_1NC = kwargs.pop("input_ids", None), kwargs.pop("inputs_embeds", None)
     if embeds_1NC is None:
         embeds_1NC = decoder.get_input_embeddings()(ids_1N)
+        if getattr(decoder.config, "hidden_size_per_layer_input", 0):  # Gemma 4: those of an image are a padding's
+            padded_1N = ids_1N.index_fill(1, view.at_I, decoder.config.pad_token_id)
+            kwargs["per_layer_inputs"] = decoder.get_per_layer_inputs(padded_1N)
     kwargs["inputs_embeds"] = embeds_1NC.index_copy(1, view.at_I, view.seen.rows_IC.to(embeds_1NC.dtype)[None])
     if view.positions_4N is not None:
         kwargs["position_ids"] = view.positions_4N[:, None]

@@ -69,9 +69,23 @@ def collect_work(table: SlotTable, token_budget: int, *, stateful: bool = False)
         if stateful and (job := table.jobs[slot]) is not None:
             stops = (stop for stop in job.stops if stop > start)
             end = min(end, int(table.num_ids_S[slot]) - 1, *stops)
+        end = _beside_blocks(table, slot, start, end)
         spans.append((slot, start, end))
         token_budget -= end - start
     return StepWork(decoding=np.flatnonzero(todo_S == 1), spans=tuple(spans))
+
+
+def _beside_blocks(table: SlotTable, slot: int, start: int, end: int) -> int:
+    """Return an end of a span that cuts through no image whose tokens attend both ways."""
+    for first, stop in _blocks(table, slot):
+        if first < end < stop:
+            return first if first > start else stop
+    return end
+
+
+def _blocks(table: SlotTable, slot: int) -> tuple[tuple[int, int], ...]:
+    job = table.jobs[slot]
+    return () if job is None or job.pictures is None else job.pictures.blocks
 
 
 def on_device(values: Indices | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -111,7 +125,8 @@ def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
         token_N[rows] = table.tokens(slot, slice(start, end))
         position_N[rows] = np.arange(start, end)
         slot_N[rows] = slot
-        segments.append(SlotSegment(slot=slot, first_row=row, start=start, end=end))
+        blocks = tuple(block for block in _blocks(table, slot) if start <= block[0] and block[1] <= end)
+        segments.append(SlotSegment(slot=slot, first_row=row, start=start, end=end, blocks=blocks))
         row = rows.stop
         if end == table.num_ids_S[slot]:
             end_rows.append(row - 1)

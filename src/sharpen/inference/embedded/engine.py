@@ -94,7 +94,7 @@ class EmbeddedEngine:
         self._adapters = adapters
         shape = inspect_model(_prepared(model, adapters), max_model_len)
         self.matmul = _choose_matmul(model, fixed=deterministic or not alone)
-        self._model, self._pictures = model, EnginePictures(model)
+        self._model, self._pictures = model, EnginePictures(model, deterministic=deterministic)
         self._max_model_len = max_model_len
         self._vocab_size = shape.vocab_size
         self._decode_text = stop_decoder

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sharpen.errors import ModelError, SamplingError
-from sharpen.families.marks import IndexArray, Marks, Shown, image_tokens
+from sharpen.families.marks import IndexArray, Marks, Shown, both_ways, image_tokens
 from sharpen.families.pieces import Piece, pieces_of
 from sharpen.families.sight import Sight, View
 from sharpen.inference.engine import GenerateRequest
@@ -23,11 +23,13 @@ from sharpen.types import IntArray, Picture, PictureSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobPictures:
-    """The images of a prompt. `places_3P` are the positions of its tokens in time, height and width; `shift` is what
+    """The images of a prompt. `blocks` are the positions (first, end) of those whose tokens attend both ways, which are
+    computed in one step. `places_3P` are the positions of its tokens in time, height and width; `shift` is what
     later tokens' are less than their places in the sequence (0 or below)."""
 
     ids_P: IntArray
     shown: tuple[Shown, ...]
+    blocks: tuple[tuple[int, int], ...]
     places_3P: IndexArray | None
     shift: int
 
@@ -43,11 +45,13 @@ class JobPictures:
 class EnginePictures:
     """The images of all jobs of an engine."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, deterministic: bool) -> None:
         """`model` is the engine's. Only one with a vision tower sees images."""
+        self._deterministic = deterministic
         self._name = type(model).__name__
         self._sight = Sight(model) if Piece.VISION in pieces_of(model.config) else None
         self._marks = Marks()
+        self.both_ways = both_ways(model.config)
 
     @property
     def image_token_id(self) -> int:
@@ -66,6 +70,11 @@ class EnginePictures:
             image_token_id = self._sight.eyes.image_token_id
         except ModelError as error:
             raise SamplingError(str(error)) from error
+        if self.both_ways and self._deterministic:
+            raise SamplingError(
+                f"the tokens of an image attend both ways in {self._name}, and the deterministic mode computes each by "
+                "itself: set deterministic to false"
+            )
         ids_P, end, shown = request.prompt_ids.astype(np.int32), 0, []
         for span in request.pictures:
             self._check(span, ids_P, end, image_token_id)
@@ -76,14 +85,19 @@ class EnginePictures:
             places_3T = self._sight.positions(np.arange(len(ids_P) + 1), shown)
             places_3P, shift = places_3T[:, :-1], int(places_3T[0, -1]) - len(ids_P)
         return JobPictures(
-            ids_P=self._marks.marked(ids_P, request.pictures), shown=tuple(shown), places_3P=places_3P, shift=shift
+            ids_P=self._marks.marked(ids_P, request.pictures),
+            shown=tuple(shown),
+            blocks=tuple((span.start, span.stop) for span in request.pictures) if self.both_ways else (),
+            places_3P=places_3P,
+            shift=shift,
         )
 
     def _check(self, span: PictureSpan, ids_P: IntArray, end: int, image_token_id: int) -> None:
         """Raise `SamplingError` unless a span, which must begin at `end` or later, holds the tokens of its picture."""
         assert self._sight is not None
         where = f"the image tokens {span.start} .. {span.stop - 1} of a prompt of {len(ids_P)}"
-        if span.length < 1 or span.start < end or span.stop > len(ids_P) or ids_P[span.start] != image_token_id:
+        last = len(ids_P) - bool(self.both_ways)  # the last token of a prompt may be computed by itself
+        if span.length < 1 or span.start < end or span.stop > last or ids_P[span.start] != image_token_id:
             raise SamplingError(f"{where} are not where an image may be")
         expected = self._sight.num_tokens(span.picture)
         if len(image_tokens(ids_P, span)) != expected:

@@ -135,6 +135,7 @@ class Stepper:
                 num_decode=batch.num_decode,
                 kv_length=batch.kv_length,
                 segments=batch.segments,
+                both_ways=self._pictures.both_ways if self._pictures is not None else "",
             )
             rows = np.zeros(padded_rows(max(1, len(batch.rows_R))), np.int64)
             rows[: len(batch.rows_R)] = batch.rows_R
