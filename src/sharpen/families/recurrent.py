@@ -50,8 +50,25 @@ class Mixer:
         """
         carrier = _Carrier(before)
         with _limited_step(self.module) if before and hidden_BTC.shape[1] == 1 else nullcontext():
-            output = self.forward(hidden_BTC, **{self.cache_argument: carrier})
-        return output[0] if isinstance(output, tuple) else output, carrier.after
+            return self._output(hidden_BTC, carrier), carrier.after
+
+    def step(self, hidden_B1C: torch.Tensor, states: States) -> torch.Tensor:
+        """Compute the next token of B sequences, whose `states` are changed in place; return the output (B, 1, C).
+
+        This is for sampling: no gradient survives it. `run` would have a convolution compute its whole window again.
+        """
+        carrier = _Carrier(states, recording=False)
+        with _limited_step(self.module):
+            mixed_B1C = self._output(hidden_B1C, carrier)
+        for key, state in carrier.after.items():
+            if state is not states[key]:
+                states[key].copy_(state)
+        return mixed_B1C
+
+    def _output(self, hidden_BTC: torch.Tensor, carrier: _Carrier) -> torch.Tensor:
+        output = self.forward(hidden_BTC, **{self.cache_argument: carrier})
+        mixed_BTC: torch.Tensor = output[0] if isinstance(output, tuple) else output
+        return mixed_BTC
 
 
 @contextmanager
@@ -77,10 +94,15 @@ def _limited_step(module: Any) -> Iterator[None]:
 
 
 class _Carrier:
-    """What a layer takes for its cache, during one forward pass: reads `before`, collects `after`."""
+    """What a layer takes for its cache, during one forward pass: reads `before`, collects `after`.
 
-    def __init__(self, before: States) -> None:
+    With `recording`, a single token goes through `update_conv_state` too, which changes nothing in place. Without, the
+    layer changes the state of its convolution itself.
+    """
+
+    def __init__(self, before: States, *, recording: bool = True) -> None:
         self._before = before
+        self._recording = recording
         self.after: dict[tuple[Kind, int], torch.Tensor] = dict(before)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
@@ -93,8 +115,7 @@ class _Carrier:
         return bool(self._before)
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Say yes, whereupon a single token goes through `update_conv_state` too, which changes nothing in place."""
-        return True
+        return self._recording
 
     def update_conv_state(
         self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, *, conv_kernel_size: int, **_: Any

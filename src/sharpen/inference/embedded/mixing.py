@@ -43,15 +43,17 @@ class Mixing:
         self._pool = pool
         self._device = device
         self._cut = pieces if all(mixer.continues for mixer in mixers) else single_pieces
+        self._decoding: torch.Tensor | None = None  # slots (B), which are their rows too
+        self._are_first = False  # whether those are the slots 0 .. B - 1
         self._pieces: list[tuple[torch.Tensor, torch.Tensor]] = []  # slots (B) and rows (B, T)
         for layer, mixer in enumerate(mixers):
             mixer.module.forward = functools.partial(self._mix, layer)
 
     def lay_out(self, decoding: Indices, segments: Sequence[SlotSegment]) -> None:
         """Say what the rows of the next forward pass are: row r decodes for slot r of `decoding`; then segments."""
-        slots = tuple(int(slot) for slot in decoding)
-        decode = [Piece(slots=slots, first_rows=slots, length=1)] if slots else []
-        self._pieces = [self._on_device(piece) for piece in (*decode, *self._cut(segments))]
+        self._decoding = torch.from_numpy(decoding).to(self._device) if len(decoding) else None
+        self._are_first = bool(len(decoding)) and int(decoding[-1]) == len(decoding) - 1
+        self._pieces = [self._on_device(piece) for piece in self._cut(segments)]
 
     def _on_device(self, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
         first_B1 = torch.tensor(piece.first_rows, device=self._device).unsqueeze(1)
@@ -62,12 +64,25 @@ class Mixing:
         """Compute one layer for all rows, in place of its own forward pass; (1, N, C) to (1, N, C)."""
         mixer = self._mixers[layer]
         mixed_1NC = torch.zeros_like(hidden_states)
+        if self._decoding is not None:
+            self._decode(layer, hidden_states[0], mixed_1NC[0])
         for slots_B, rows_BT in self._pieces:
             before = self._pool.read(layer, slots_B)
             mixed_BTC, after = mixer.run(hidden_states[0, rows_BT], before)
             self._pool.write(layer, slots_B, after)
             mixed_1NC[0, rows_BT] = mixed_BTC
         return mixed_1NC
+
+    def _decode(self, layer: int, hidden_NC: torch.Tensor, mixed_NC: torch.Tensor) -> None:
+        """Compute the rows that decode. The first slots' states, which most steps need, are not copied."""
+        assert self._decoding is not None
+        mixer, count = self._mixers[layer], len(self._decoding)
+        if self._are_first:
+            mixed_NC[:count] = mixer.step(hidden_NC[:count].unsqueeze(1), self._pool.first(layer, count)).squeeze(1)
+            return
+        states = self._pool.read(layer, self._decoding)
+        mixed_NC[self._decoding] = mixer.step(hidden_NC[self._decoding].unsqueeze(1), states).squeeze(1)
+        self._pool.write(layer, self._decoding, states)
 
 
 @torch.inference_mode()
