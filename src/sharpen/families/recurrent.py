@@ -24,6 +24,7 @@ where nothing comes before."""
 
 
 _NO_LIMITS = (0.0, float("inf"))
+_DELTA_CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class Mixer:
 
     `owner` is the decoder layer that contains it, `cache_argument` the name by which `forward`, its own forward pass,
     takes the cache. `continues`: several tokens can be computed from a state; where not, only one at a time can.
+    `chunk`: several tokens cost as much as the next multiple of so many.
     """
 
     module: torch.nn.Module
@@ -39,6 +41,7 @@ class Mixer:
     layer_index: int
     cache_argument: str
     continues: bool
+    chunk: int
     forward: Callable[..., Any]
 
     def run(self, hidden_BTC: torch.Tensor, before: States) -> tuple[torch.Tensor, States]:
@@ -154,10 +157,17 @@ def mixers_of(module: torch.nn.Module) -> list[Mixer]:
                 layer_index=int(part.layer_idx),
                 cache_argument=argument,
                 continues=not hasattr(part, "x_proj"),  # Mamba 1, whose scan in transformers begins with zeros
+                chunk=_chunk(part),
                 forward=forward,
             )
         )
     return mixers
+
+
+def _chunk(part: torch.nn.Module) -> int:
+    """Mamba 2 names its chunk, gated delta nets have the default of their functions; a convolution alone has none."""
+    has_decay = any(name.endswith("A_log") for name, _ in part.named_parameters())
+    return int(getattr(part, "chunk_size", _DELTA_CHUNK if has_decay else 1))
 
 
 def _cache_argument(part: torch.nn.Module, forward: Callable[..., Any]) -> str | None:
