@@ -1,14 +1,13 @@
-"""Build the quickstart model from nothing: tokenizer, chat template, weights taught by SFT.
+"""Build the quickstart model from nothing: tokenizer, chat template, Qwen3-architecture weights taught by SFT.
 
 Role: makes `model/`, the starting point that the quickstart tunes. In: a seed. Out: a Hugging Face directory that
-transformers loads as it is (weights in bfloat16, about 4 MB). It is Qwen3's architecture; `--family` makes a smaller
-hybrid or mixture-of-experts model in the same way.
+transformers loads as it is (weights in bfloat16, about 4 MB).
 
 The traces taught are a mixture of three behaviours: a right tool call with its result copied, a tool call with the
 wrong operation, and a guess without the tool. The guess is the most common one for most questions. So the model knows
 all that solving takes, and prefers not to do it: what is left to reinforcement learning is the preference.
 
-    python build_model.py [--seed 0] [--steps 1200] [--family dense] [--out model]
+    python build_model.py [--seed 0] [--steps 1200] [--out model]
 """
 
 import argparse
@@ -27,16 +26,7 @@ import torch.nn.functional as F
 from agent import SYSTEM, TOOLS
 from problems import Problem, splits, stream
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent / "bench"))
@@ -56,27 +46,6 @@ HABIT = {"+": (28, 64, 8), "-": (28, 64, 8), "*": (28, 64, 8), "/": (74, 18, 8)}
 SKILL_PART = 0.6
 
 BATCH, PEAK_LR, WARMUP = 32, 2e-3, 50
-
-# By name: the class of the configuration, and what it has of its own. The two that are not shipped are smaller.
-SMALL = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 384}
-FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
-    "dense": (
-        Qwen3Config,
-        {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 640},
-    ),
-    "hybrid": (
-        Qwen3_5TextConfig,
-        {
-            **SMALL,
-            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 2,
-            "linear_key_head_dim": 64,
-            "linear_value_head_dim": 64,
-        },
-    ),
-    "moe": (Qwen3MoeConfig, {**SMALL, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 192}),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,23 +161,7 @@ def learning_rate(step: int, num_steps: int) -> float:
     return PEAK_LR * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - WARMUP) / (num_steps - WARMUP))))
 
 
-def hidden_behind(model: PreTrainedModel, ids_BT: torch.Tensor, num_shared: int) -> torch.Tensor:
-    """Hidden states [B, T - num_shared, D] behind the first tokens, which are the same in every row.
-
-    Those are computed once a batch; gradients flow through their cache. No gradient flows through the cache of a
-    recurrent layer: where there are any, every row is computed whole.
-    """
-    behind_BTD: torch.Tensor
-    if "linear_attention" in (getattr(model.config, "layer_types", None) or ()):
-        behind_BTD = model.model(input_ids=ids_BT).last_hidden_state[:, num_shared:]
-    else:
-        cache = model.model(input_ids=ids_BT[:1, :num_shared], use_cache=True).past_key_values
-        cache.batch_repeat_interleave(len(ids_BT))
-        behind_BTD = model.model(input_ids=ids_BT[:, num_shared:], past_key_values=cache).last_hidden_state
-    return behind_BTD
-
-
-def teach(model: PreTrainedModel, traces: Sequence[Trace], pad: int, num_steps: int) -> None:
+def teach(model: Qwen3ForCausalLM, traces: Sequence[Trace], pad: int, num_steps: int) -> None:
     """SFT: each trace once, `BATCH` a step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.01)
     model.train()
@@ -218,7 +171,11 @@ def teach(model: PreTrainedModel, traces: Sequence[Trace], pad: int, num_steps: 
         ids_BT, targets_BT = collate(traces[step * BATCH : (step + 1) * BATCH], pad)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, num_steps)
-        rest_BTD = hidden_behind(model, ids_BT, num_shared)
+        # The system turn, the same in every trace, is computed once a batch; gradients flow through its cache.
+        cache = model.model(input_ids=ids_BT[:1, :num_shared], use_cache=True).past_key_values
+        assert cache is not None
+        cache.batch_repeat_interleave(len(ids_BT))
+        rest_BTD = model.model(input_ids=ids_BT[:, num_shared:], past_key_values=cache).last_hidden_state
         targets_BT = targets_BT[:, num_shared:]
         said_BT = targets_BT != -100
         loss = F.cross_entropy(model.lm_head(rest_BTD[said_BT]), targets_BT[said_BT])
@@ -234,22 +191,24 @@ def teach(model: PreTrainedModel, traces: Sequence[Trace], pad: int, num_steps: 
     model.eval()
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, family: str) -> PreTrainedModel:
-    """Fresh weights; about 1.9M parameters in the dense model."""
-    config_class, its_own = FAMILIES[family]
-    config = config_class(
+def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """Fresh weights, about 1.9M parameters."""
+    config = Qwen3Config(
         vocab_size=VOCABULARY,
+        hidden_size=192,
+        num_hidden_layers=4,
+        num_attention_heads=6,
         num_key_value_heads=2,
         head_dim=32,
+        intermediate_size=640,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         dtype="float32",
-        **its_own,
     )
-    return AutoModelForCausalLM.from_config(config)
+    return Qwen3ForCausalLM(config)
 
 
 def main() -> None:
@@ -257,7 +216,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1200)
-    parser.add_argument("--family", choices=sorted(FAMILIES), default="dense")
     parser.add_argument("--out", type=Path, default=HERE / "model")
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
@@ -276,7 +234,7 @@ def main() -> None:
     traces = [encode(tokenizer, messages) for messages in conversations]
     print(f"{len(traces)} traces, {sum(len(trace.ids) for trace in traces) / len(traces):.0f} tokens each on average")
 
-    model = new_model(tokenizer, arguments.family)
+    model = new_model(tokenizer)
     print(f"{model.num_parameters() / 1e6:.2f}M parameters")
     assert isinstance(tokenizer.pad_token_id, int)
     teach(model, traces, tokenizer.pad_token_id, arguments.steps)
