@@ -33,7 +33,8 @@ class Mixer:
 
     `owner` is the decoder layer that contains it, `cache_argument` the name by which `forward`, its own forward pass,
     takes the cache. `continues`: several tokens can be computed from a state; where not, only one at a time can.
-    `chunk`: several tokens cost as much as the next multiple of so many.
+    `chunk`: several tokens cost as much as the next multiple of so many. `kernels`: the modules whose
+    kernels transformers takes, where they are installed.
     """
 
     module: torch.nn.Module
@@ -42,6 +43,7 @@ class Mixer:
     cache_argument: str
     continues: bool
     chunk: int
+    kernels: tuple[str, ...]
     forward: Callable[..., Any]
 
     def run(self, hidden_BTC: torch.Tensor, before: States) -> tuple[torch.Tensor, States]:
@@ -158,6 +160,7 @@ def mixers_of(module: torch.nn.Module) -> list[Mixer]:
                 cache_argument=argument,
                 continues=not hasattr(part, "x_proj"),  # Mamba 1, whose scan in transformers begins with zeros
                 chunk=_chunk(part),
+                kernels=_kernels(part),
                 forward=forward,
             )
         )
@@ -166,8 +169,18 @@ def mixers_of(module: torch.nn.Module) -> list[Mixer]:
 
 def _chunk(part: torch.nn.Module) -> int:
     """Mamba 2 names its chunk, gated delta nets have the default of their functions; a convolution alone has none."""
-    has_decay = any(name.endswith("A_log") for name, _ in part.named_parameters())
-    return int(getattr(part, "chunk_size", _DELTA_CHUNK if has_decay else 1))
+    return int(getattr(part, "chunk_size", _DELTA_CHUNK if _has_decay(part) else 1))
+
+
+def _kernels(part: torch.nn.Module) -> tuple[str, ...]:
+    if not _has_decay(part):
+        return ("causal_conv1d",)
+    return ("causal_conv1d", "mamba_ssm" if hasattr(part, "chunk_size") or hasattr(part, "x_proj") else "fla")
+
+
+def _has_decay(part: torch.nn.Module) -> bool:
+    """Whether a layer has a recurrent state, not only the last inputs of a convolution."""
+    return any(name.endswith("A_log") for name, _ in part.named_parameters())
 
 
 def _cache_argument(part: torch.nn.Module, forward: Callable[..., Any]) -> str | None:
