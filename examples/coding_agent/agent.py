@@ -33,9 +33,9 @@ def command(question: str) -> list[str]:
 async def run_agent(task: dict[str, Any], model: Any) -> WorkflowOutput:
     """The workflow: one run of Claude Code in a copy of the task's folder, and the check of what it left."""
     ended = await model.run(
-        command(task["question"]), folder=REPAIRS / task["folder"], env=SAME_BEGINNING, timeout_s=120
+        command(task["question"]), folder=REPAIRS / task["folder"], env=SAME_BEGINNING, timeout_s=300
     )
-    checked = await model.run(["sh", "-c", task["check"]], folder=ended.folder, timeout_s=10)
+    checked = await model.run(["sh", "-c", task["check"]], folder=ended.folder, timeout_s=120)
     return WorkflowOutput(
         response=ended.stdout,
         reward=float(checked.exit_code == 0),

@@ -8,6 +8,7 @@ tokens of a call or sequence, L layers with experts, K experts of a token.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -85,6 +86,36 @@ class Span:
     span_id: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """An image file as the agent sent it. Two with the same content are equal."""
+
+    sha256: str
+    data: bytes = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, data: bytes) -> Picture:
+        """Return the picture with this content."""
+        return cls(sha256=hashlib.sha256(data).hexdigest(), data=data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureSpan:
+    """The tokens of a prompt that stand for a picture: those of positions `start` .. `stop` - 1.
+
+    The first and the last of them are image tokens; some models have other tokens between (ends of rows).
+    """
+
+    picture: Picture
+    start: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        """The position after the last token."""
+        return self.start + self.length
+
+
 class CallStatus(StrEnum):
     """What happened to a call's response."""
 
@@ -111,7 +142,7 @@ class Call:
     has any. If no chat template rendered the prompt, `messages` is one message with its text, of the role
     `PROMPT_ROLE`. `started` is when its sampling began, in seconds since 1970 (None: unknown). `routes_NLK` are the
     experts that the engine chose for each token but the last (N = P + S - 1) in each layer of a mixture of experts;
-    None for a dense model.
+    None for a dense model. `pictures` are the images in the prompt, in their order.
     """
 
     index: int
@@ -134,6 +165,7 @@ class Call:
     model: str = ""
     span: Span | None = None
     routes_NLK: RouteArray | None = None
+    pictures: tuple[PictureSpan, ...] = ()
 
     @property
     def delivered(self) -> bool:
@@ -288,6 +320,7 @@ class Experience:
     distribution, which nothing may be compared with. `constraints` has the constraint of each call that was sampled
     with one, by index: its tokens are scored among the allowed ones. `routes_NLK` are the experts that the engine chose
     for all tokens but the last (N = T - 1), as recorded by the first call that computed each; None for a dense model.
+    `pictures` are the images of the sequence, in their order.
 
     `advantages_T` and `weights_T` are filled when a batch is drawn. The loss of a batch is
     `sum(weights_T * per_token_loss_T)`: the weights already include the aggregation mode and the normalization over the
@@ -308,6 +341,7 @@ class Experience:
     truncated_calls: tuple[int, ...] = ()
     constraints: Mapping[int, Constraint] = field(default_factory=dict)
     routes_NLK: RouteArray | None = None
+    pictures: tuple[PictureSpan, ...] = ()
 
     @property
     def truncated_T(self) -> BoolArray:

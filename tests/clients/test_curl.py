@@ -24,7 +24,7 @@ SCRIPT = (
 def workflow_of(path: str, body: dict[str, Any]) -> Any:
     async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
         asked = json.dumps({"model": model.name, **body})
-        ended = await model.run(["sh", "-c", SCRIPT, "sh", path, asked], timeout_s=60)
+        ended = await model.run(["sh", "-c", SCRIPT, "sh", path, asked], timeout_s=500)
         assert ended.exit_code == 0, ended.stdout + ended.stderr
         streamed = ended.stdout.replace('"', "").count("delta") > 1
         assert streamed == body.get("stream", False) or path == "/completions"

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 def workflow_of(script: str, **options: str) -> Any:
     async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
         env = {"NODE_PATH": str(PROGRAMS.parent), "QUESTION": task["question"], **options}
-        ended = await model.run(["node", HERE / script], env=env, timeout_s=120)
+        ended = await model.run(["node", HERE / script], env=env, timeout_s=500)
         assert ended.exit_code == 0, ended.stderr
         return WorkflowOutput(reward=float(task["answer"] in ended.stdout), response=ended.stdout)
 

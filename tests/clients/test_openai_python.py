@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -146,7 +147,9 @@ async def hangs_up(task: dict[str, Any], model: Any) -> WorkflowOutput:
 
 
 def test_an_answer_whose_reader_hangs_up_is_not_trained(rollouts: Any) -> None:
-    served = rollouts("word " * 2000)
+    """The engine streams no more than five tokens, so that the answer is not whole before the reader is gone."""
+    served = rollouts("word " * 20)
+    served.engine.step_by_step = asyncio.Semaphore(5)
     (group,) = served.run(hangs_up, tasks=[TASK])
     (rollout,) = group.rollouts
     assert [each.status for each in rollout.calls] == [CallStatus.ABANDONED, CallStatus.USED], rollout.error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,11 +90,12 @@ def spaced_tokenizer() -> Any:
     return tokenizer
 
 
-Script = Callable[[GenerateRequest], "str | Sequence[int] | Generation"]
+Script = Callable[[GenerateRequest], "str | Sequence[int] | Generation | Awaitable[str]"]
 
 
 class ScriptedEngine:
-    """Samples what `script` says: a text (tokenized, an end token added), ids (as they are), or a whole `Generation`.
+    """Samples what `script` says: a text (tokenized, an end token added), also one that it waits for, ids (as they
+    are), or a whole `Generation`.
 
     `hold` makes requests wait until `release`d; `cancelled` counts those that were aborted meanwhile.
     """
@@ -132,6 +133,8 @@ class ScriptedEngine:
             self.cancelled += 1
             raise
         said = self.script(request)
+        if isinstance(said, Awaitable):
+            said = await said
         if isinstance(said, Generation):
             return said
         if isinstance(said, str):

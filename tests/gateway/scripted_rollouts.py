@@ -5,7 +5,7 @@ In: what the model samples, a workflow, tasks. Out: scored groups, and an engine
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from scripted import ScriptedEngine, ServingLoop
@@ -22,8 +22,8 @@ from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.user_loop import owner
 from sharpen.types import Group, Task
 
-Script = Callable[[str], str]
-"""What the model samples, from the text of its prompt."""
+Script = Callable[[str], "str | Awaitable[str]"]
+"""What the model samples, from the text of its prompt; it may wait for something first."""
 
 
 class RememberingEngine(ScriptedEngine):
@@ -34,7 +34,7 @@ class RememberingEngine(ScriptedEngine):
     def __init__(self, tokenizer: Any, script: Script | str, *, max_model_len: int = 1 << 18) -> None:
         self.answered = []
 
-        def answer(request: GenerateRequest) -> str:
+        def answer(request: GenerateRequest) -> str | Awaitable[str]:
             return script if isinstance(script, str) else script(tokenizer.decode(request.prompt_ids))
 
         super().__init__(tokenizer, answer, max_model_len=max_model_len)
@@ -63,13 +63,15 @@ class Rollouts:
             return runner.run(rows, group_ids=[f"step-0/{task.id}" for task in rows])
 
     def runner(self, workflow: Any, judge: Any = None, group_size: int = 1, **settings: Any) -> RolloutRunner:
-        config = RolloutConfig(**{"timeout_s": 60, "max_attempts": 1, **settings})
+        config = RolloutConfig(**{"timeout_s": 600, "max_attempts": 1, **settings})
         attempts = InProcess(UserFunctions(workflow, judge), config.timeout_s)
         return RolloutRunner(attempts, self.open, config, group_size, 0)
 
 
-def rollouts_of(tokenizer: Any, serving: ServingLoop, script: Script | str, **options: Any) -> Rollouts:
+def rollouts_of(
+    tokenizer: Any, serving: ServingLoop, script: Script | str, *, max_model_len: int = 1 << 18, **options: Any
+) -> Rollouts:
     """Rollouts against this script; `options` are those of the gateway. Close `.gateway` at the end."""
-    engine = RememberingEngine(tokenizer, script)
+    engine = RememberingEngine(tokenizer, script, max_model_len=max_model_len)
     options = {"who_calls": owner.get, **options}
     return Rollouts(Gateway(engine, tokenizer, model_name="toy", loop=serving.loop, **options), engine)

@@ -108,7 +108,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
             "trainer.beta2",
             "trainer.eps",
         ),
-        *("trainer.weight_decay", "trainer.max_grad_norm"),
+        *("trainer.weight_decay", "trainer.max_grad_norm", "trainer.balance_coef"),
         *("critic.weight_decay", "critic.max_grad_norm", "critic.value_clip"),
         *("seed", "deterministic"),
     ),
