@@ -36,9 +36,12 @@ def with_other_experts(module):
     return scored
 
 
-@pytest.mark.parametrize("config", [{}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "config", [{}, {"gradient_checkpointing": True}, {"gradient_checkpointing": True, "balance_coef": 0.5}]
+)
 def test_same_losses_and_weights_as_one_process(tmp_path, config):
-    """Red when a layer that is gathered again for the backward pass chooses experts by itself."""
+    """The balance loss is of the whole update on each rank. Red when a layer that is gathered again for the backward
+    pass chooses experts by itself."""
     module = make_experts("qwen3_moe")
     module.save_pretrained(tmp_path / "model")
     toy = Toy(folder=tmp_path / "model", experiences=with_other_experts(module))

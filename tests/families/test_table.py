@@ -123,6 +123,16 @@ def test_trap_30_engines_and_trainer_refuse_them_by_the_configuration_alone(tmp_
         load(tmp_path)
 
 
+def test_vllm_refuses_experts_with_the_reason_and_towers_without_their_package(tmp_path):
+    """torchvision is not installed here. Break: drop the check from `read_skeleton`."""
+    make_config("qwen3_moe").save_pretrained(tmp_path / "experts")
+    with pytest.raises(ModelError, match=r"qwen3_moe.*experts.*model runner V2.*Triton.*engine\.type embedded"):
+        read_skeleton(str(tmp_path / "experts"), 64)
+    make_config("gemma3").save_pretrained(tmp_path / "towers")
+    with pytest.raises(ModelError, match=r"gemma3.* has towers, .* torchvision, which is not installed"):
+        read_skeleton(str(tmp_path / "towers"), 64)
+
+
 @pytest.mark.parametrize("kind", [kind for family in FAMILIES for kind in family.types])
 def test_whatever_is_supported_has_a_tiny_model_in_the_suite_of_all_families(kind):
     """So that `make test-models` leaves none out. Break: take one out of `tiny.SETTINGS`."""

@@ -56,7 +56,7 @@ class Served:
         return list(self.run(together()))
 
 
-def start(thread: ServingThread | None = None, **settings: Any) -> Served:
+def start(thread: ServingThread | None = None, model_path: str = str(MODEL), **settings: Any) -> Served:
     from transformers import AutoTokenizer
 
     from sharpen.inference.vllm.engine import VLLMEngine
@@ -64,7 +64,7 @@ def start(thread: ServingThread | None = None, **settings: Any) -> Served:
     thread = thread or ServingThread()
     decode = AutoTokenizer.from_pretrained(MODEL).decode
     settings = {"stop_decoder": decode, "max_model_len": MAX_MODEL_LEN, "max_slots": 32, "kv_cache_mb": 128, **settings}
-    return Served(thread.call(VLLMEngine.start(str(MODEL), **settings)), thread)
+    return Served(thread.call(VLLMEngine.start(model_path, **settings)), thread)
 
 
 @contextlib.asynccontextmanager

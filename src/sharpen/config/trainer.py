@@ -51,6 +51,8 @@ class TrainerConfig(Strict):
     """AdamW's decoupled weight decay."""
     max_grad_norm: float = Field(default=1.0, gt=0.0)
     """Gradients are clipped to this norm."""
+    balance_coef: float = Field(default=0.0, ge=0.0)
+    """Weight of the loss that spreads tokens evenly over the experts of a mixture of experts; 0 leaves it out."""
     warmup_steps: int = Field(default=0, ge=0)
     """Updates until the learning rate is reached."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -4,7 +4,8 @@ In: a loaded Hugging Face model. Out: its `Routing`. An engine records the exper
 trainer replays them, because its own choice could differ where two experts' scores are nearly equal, and the logprob
 then differs by far more than rounding. Nothing of a router is computed here: its own forward pass runs, and only the
 `topk` within it, which chooses the experts, is recorded or given the recorded choice. So the weights of the experts are
-computed from the router's own scores in the way of its family, and gradients flow to them.
+computed from the router's own scores in the way of its family, and gradients flow to them. A balance loss
+(`families.balance`) is added to the gradient of the logits, the output of the one linear layer within.
 
 Shape suffixes: N computed tokens, L layers with a router, K experts of a token, E experts of a layer.
 """
@@ -12,9 +13,9 @@ Shape suffixes: N computed tokens, L layers with a router, K experts of a token,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from sharpen.errors import ModelError
+from sharpen.families.balance import Balance
 from sharpen.types import RouteArray
 
 _ROUTER = re.compile(r"(Router|Gating|MoEV1Gate)$")
@@ -60,6 +62,7 @@ class Routing:
         top_k, num_experts = sizes.pop()
         self.shape = RouteShape(num_layers=len(found), top_k=top_k, num_experts=num_experts)
         self._replayed_NLK: torch.Tensor | None = None
+        self._balance: Balance | None = None
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
@@ -87,10 +90,31 @@ class Routing:
         for number, router in enumerate(self._routers):
             router.replayed_NK = None if routes_NLK is None else routes_NLK[:, number]
 
+    @contextmanager
+    def balancing(self, balance: Balance | None) -> Iterator[None]:
+        """Add a balance loss to the gradients of forward passes inside this block; None adds none."""
+        before = self._balance
+        self._set_balance(balance)
+        try:
+            yield
+        finally:
+            self._set_balance(before)
+
+    def _set_balance(self, balance: Balance | None) -> None:
+        self._balance = balance
+        for number, router in enumerate(self._routers):
+            router.balance = None if balance is None else (balance, number)
+
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """Return what `torch.utils.checkpoint` takes as `context_fn`: a layer that the backward pass computes again
-        chooses the same experts as in the forward pass."""
-        return nullcontext(), self.replaying(self._replayed_NLK)
+        chooses the same experts as in the forward pass, and has the same balance loss."""
+        return nullcontext(), self._again(self._replayed_NLK, self._balance)
+
+    @contextmanager
+    def _again(self, routes_NLK: torch.Tensor | None, balance: Balance | None) -> Iterator[None]:
+        balance = None if balance is None else replace(balance, values=[])  # it was measured in the forward pass
+        with self.replaying(routes_NLK), self.balancing(balance):
+            yield
 
     def check_all_chose(self) -> None:
         """Raise `ModelError` if a router did not choose its experts by one `topk` in the last recorded forward pass:
@@ -100,6 +124,16 @@ class Routing:
                 raise ModelError(
                     f"{router.name} ({router.kind}) chooses its experts by {router.num_choices} calls of topk among "
                     f"{router.num_experts}, not by one: its routing cannot be replayed"
+                )
+
+    def check_balance(self) -> None:
+        """Raise `ModelError` if a balance loss cannot be added: a router did not compute its logits by one linear layer
+        in the last recorded forward pass."""
+        for router in self._routers:
+            if router.num_logits != 1:
+                raise ModelError(
+                    f"trainer.balance_coef: {router.name} ({router.kind}) computes its scores by {router.num_logits} "
+                    "linear layers, not by one: a balance loss cannot be added to them; leave balance_coef out"
                 )
 
 
@@ -142,40 +176,66 @@ class _Router:
         self.records = False
         self.chosen_NK: torch.Tensor | None = None
         self.replayed_NK: torch.Tensor | None = None
-        self.num_choices = 0
+        self.balance: tuple[Balance, int] | None = None
+        self.num_choices = self.num_logits = 0
+        self.by_sigmoid = False
         self._forward = module.forward
         module.forward = self._route
 
     def _route(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.records and self.replayed_NK is None:
+        if not self.records and self.replayed_NK is None and self.balance is None:
             return self._forward(*args, **kwargs)
-        choice = _Choice(self.top_k, self.num_experts, self.replayed_NK)
+        choice = _Choice(self.top_k, self.num_experts, self.replayed_NK, self._balanced if self.balance else None)
         with choice:
             output = self._forward(*args, **kwargs)
-        self.num_choices = choice.count
+        self.num_choices, self.num_logits = choice.count, choice.num_logits
+        self.by_sigmoid = choice.by_sigmoid
         if self.replayed_NK is not None and choice.count != 1:
             raise ModelError(f"{self.name} ({self.kind}) did not choose its experts by one topk: nothing was replayed")
         if self.records:
             self.chosen_NK = choice.chosen_NK
         return output
 
+    def _balanced(self, logits_NE: torch.Tensor) -> torch.Tensor:
+        assert self.balance is not None
+        balance, number = self.balance
+        return balance.add(logits_NE, number, by_sigmoid=self.by_sigmoid)
+
 
 class _Choice(TorchFunctionMode):
     """Within it, the `topk` that chooses `top_k` of `num_experts` for each token is recorded, or gives `replayed_NK`
-    and their scores."""
+    and their scores. `balanced` is applied to the logits; whether they go through a sigmoid is noted."""
 
-    def __init__(self, top_k: int, num_experts: int, replayed_NK: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        top_k: int,
+        num_experts: int,
+        replayed_NK: torch.Tensor | None,
+        balanced: Callable[[torch.Tensor], torch.Tensor] | None,
+    ) -> None:
         super().__init__()
-        self.count = 0
+        self.count = self.num_logits = 0
+        self.by_sigmoid = False
         self.chosen_NK = replayed_NK
-        self._top_k, self._num_experts, self._replayed_NK = top_k, num_experts, replayed_NK
+        self._top_k, self._num_experts = top_k, num_experts
+        self._replayed_NK, self._balanced = replayed_NK, balanced
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function is not torch.topk and function is not torch.Tensor.topk:
-            return function(*args, **kwargs)
+        if function in (torch.topk, torch.Tensor.topk):
+            return self._chosen(function, args, kwargs)
+        output = function(*args, **kwargs)
+        if function in (torch.sigmoid, torch.Tensor.sigmoid):
+            self.by_sigmoid = True
+        elif function is torch.nn.functional.linear and output.shape[-1] == self._num_experts:
+            self.num_logits += 1
+            if self._balanced is not None and output.requires_grad:
+                return self._balanced(output)
+        return output
+
+    def _chosen(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         scores = args[0] if args else kwargs["input"]
         top_k = args[1] if len(args) > 1 else kwargs["k"]
         if scores.dim() != 2 or scores.shape[1] != self._num_experts or top_k != self._top_k:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sharpen.token_masks import TokenMasks
+from sharpen.trainer.balance import BalanceLoss
 from sharpen.trainer.checkpoint import SavedState
 from sharpen.trainer.model import Scorer, TrainedModel
 from sharpen.trainer.packing import Pack
@@ -39,14 +41,16 @@ class Loss(ABC):
         reference: Scorer | None,
         team: Team,
         masks: TokenMasks | None = None,
+        balance_coef: float = 0.0,
     ) -> None:
         """`max_tokens` is the largest number of computed tokens of a pack. `masks` are those of the policy, for tokens
-        that were sampled under a constraint."""
+        that were sampled under a constraint. `balance_coef` is `trainer.balance_coef`."""
         self._policy = policy
         self._max_tokens = max_tokens
         self._reference = reference
         self._team = team
         self._masks = masks
+        self._balance = BalanceLoss(policy, balance_coef, team) if balance_coef else None
 
     @abstractmethod
     def begin(
@@ -86,6 +90,12 @@ class Loss(ABC):
 
     def _packs(self, experiences: Sequence[Experience]) -> list[Pack]:
         return self._team.packs(experiences, self._max_tokens, self._masks)
+
+    def _balanced(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return the parts of an update with what each adds to the balance loss, if there is one."""
+        if self._balance is None or not parts:
+            return parts
+        return [replace(part, balance=one) for part, one in zip(parts, self._balance.of(parts), strict=True)]
 
     def _each(
         self, parts: Sequence[Part], score: Callable[[Pack], torch.Tensor]

@@ -68,6 +68,7 @@ class UpdateMetrics:
     critic: CriticUpdate | None
     expert: ExpertPart | None
     masked: Mapping[str, float]
+    balance: float | None = None
 
 
 def sample_share(parts: Sequence[Part], logprobs: Sequence[torch.Tensor]) -> float:
@@ -114,6 +115,9 @@ def summarize(
             values["logprob_gap_off"] = sum(gap.num_off for gap in measured) / judged
     of_masks = [update.masked for update in updates if update.masked]
     values |= {name: sum(one[name] for one in of_masks) / len(of_masks) for name in (of_masks[0] if of_masks else ())}
+    balances = [update.balance for update in updates if update.balance is not None]
+    if balances:
+        values["balance_loss"] = sum(balances) / len(balances)
     critics = [update.critic for update in updates if update.critic is not None]
     if critics:
         values["value_loss"] = sum(critic.loss for critic in critics) / len(critics)

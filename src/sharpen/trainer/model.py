@@ -10,7 +10,7 @@ Shape suffixes: N computed tokens of a pack, E loss entries, R rows (`scores.row
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -20,10 +20,14 @@ from transformers import AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sharpen.errors import ModelError
+from sharpen.families.balance import Balance
 from sharpen.families.checkpoint import write_checkpoint
+from sharpen.families.marks import Shown, both_ways
 from sharpen.families.modules import decoder_of, freeze_towers, load_module, text_parameters
+from sharpen.families.pieces import Piece
 from sharpen.families.recurrent import mixers_of, replace_forward
-from sharpen.families.routing import recording, routing_of
+from sharpen.families.routing import recording, routing_of, to_array
+from sharpen.families.sight import Sight, View, showing
 from sharpen.families.table import needs_of, refuse_unsupported
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
@@ -43,6 +47,7 @@ from sharpen.trainer.scores import (
 )
 from sharpen.trainer.sharding import one_pass, shard
 from sharpen.trainer.varlen import Varlen
+from sharpen.types import RouteArray
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -85,6 +90,8 @@ class TrainedModel:
         module.eval()
         freeze_towers(module)
         self.routing = routing_of(module)
+        self._both_ways = both_ways(module.config)
+        self._sight = Sight(module) if Piece.VISION in needs_of(module.config) else None
         if gradient_checkpointing:
             # The older name goes away with transformers 6; the newer one is not in all of 5.
             enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
@@ -211,10 +218,11 @@ class TrainedModel:
         entropy_gradient: bool = False,
         compared: OtherModel | None = None,
         statistic: RowStatistic | None = None,
+        balance: Balance | None = None,
     ) -> PackScores:
         """Return logprobs and entropies of the pack's entries at each entry's temperature and under its constraint, and
         their divergence from `compared` or their `statistic` (not both). Entropies have a gradient only with
-        `entropy_gradient`."""
+        `entropy_gradient`. With `balance`, the backward pass of a mixture of experts adds the gradient of that loss."""
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
             rows = rows_of(pack)
@@ -222,7 +230,7 @@ class TrainedModel:
             masks = row_masks(pack, rows, device)
 
             def compute() -> tuple[torch.Tensor, ...]:
-                hidden_NC = self._hidden_of(pack)
+                hidden_NC = self._hidden_of(pack, balance)
                 hidden_RC = hidden_NC.index_select(0, to_device(rows.predict_R, device))
                 return score_rows(
                     OutputLayer.of(self.module),
@@ -266,6 +274,18 @@ class TrainedModel:
             for hook in hooks:
                 hook.remove()
 
+    @torch.no_grad()
+    def routes_of(self, pack: Pack) -> RouteArray:
+        """Return the experts that the model chooses for each token of a pack, shape (N, L, K), L of its layers and K
+        experts of a token. Only for a mixture of experts."""
+        assert self.routing is not None
+        with (
+            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16),
+            self.routing.recording() as recorded,
+        ):
+            one_pass(self.module, lambda: (self._hidden_of(pack),))
+            return to_array(recorded.routes_NLK, self.routing.shape)
+
     def compare(self, pack: Pack, divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> OtherModel:
         """Return this model's hidden states of a pack, to pass as `compared` when another model scores it."""
         device = self.device
@@ -287,13 +307,25 @@ class TrainedModel:
 
         return one_pass(self.module, compute)[0].squeeze(-1)
 
-    def _hidden_of(self, pack: Pack) -> torch.Tensor:
+    def _hidden_of(self, pack: Pack, balance: Balance | None = None) -> torch.Tensor:
         """Return the hidden states of a pack, computed with the experts that the engine chose if the model replays
         them; shape (N, C)."""
         routes_NLK = None
         if self.routing is not None and self.replays and pack.routes_NLK is not None:
             routes_NLK = to_device(pack.routes_NLK.astype(np.int64), self.device)
-        return self._routed(pack.ids_N, pack.positions_N, pack.segments, routes_NLK)
+        balancing = nullcontext() if self.routing is None else self.routing.balancing(balance)
+        with balancing, showing(self._view(pack)):
+            return self._routed(pack.ids_N, pack.positions_N, pack.segments, routes_NLK, pack.shown)
+
+    def _view(self, pack: Pack) -> View | None:
+        """Return the images of a pack; None if it has none."""
+        if not pack.shown:
+            return None
+        if self._sight is None:
+            raise ModelError(
+                f"{self.module.name_or_path} sees no images, and is given tokens that were sampled with some"
+            )
+        return self._sight.view_of(pack.positions_N, pack.shown)
 
     def _routed(
         self,
@@ -301,21 +333,24 @@ class TrainedModel:
         positions_N: IndexArray,
         segments: Sequence[Segment],
         routes_NLK: torch.Tensor | None,
+        shown: Sequence[Shown] = (),
     ) -> torch.Tensor:
         """Return the hidden states, computed with these experts; None lets the model choose."""
         if self.routing is None:
-            return self._hidden(ids_N, positions_N, segments)
+            return self._hidden(ids_N, positions_N, segments, shown)
         with self.routing.replaying(routes_NLK):
-            return self._hidden(ids_N, positions_N, segments)
+            return self._hidden(ids_N, positions_N, segments, shown)
 
-    def _hidden(self, ids_N: IndexArray, positions_N: IndexArray, segments: Sequence[Segment]) -> torch.Tensor:
+    def _hidden(
+        self, ids_N: IndexArray, positions_N: IndexArray, segments: Sequence[Segment], shown: Sequence[Shown]
+    ) -> torch.Tensor:
         """Return the hidden states after the last norm, shape (N, C)."""
         positions = to_device(positions_N, self.device)
         output = decoder_of(self.module)(
             input_ids=to_device(ids_N, self.device)[None],
             position_ids=positions[None],
             use_cache=False,
-            tree=TreeLayout(segments, positions, varlen=self._varlen),
+            tree=TreeLayout(segments, positions, varlen=self._varlen, shown=shown, both_ways=self._both_ways),
         )
         return output.last_hidden_state[0]  # type: ignore[no-any-return]
 

@@ -50,6 +50,7 @@ class _PackScores:
     entropies_E: HalfArray
     sums: ObjectiveSums
     entropy: float
+    balance: float
 
 
 class RolloutLoss(Loss):
@@ -68,12 +69,16 @@ class RolloutLoss(Loss):
         tolerance: Tolerance,
         team: Team,
         masks: TokenMasks | None = None,
+        balance_coef: float = 0.0,
     ) -> None:
-        """Pass `reference`, `critic` and `teacher` if, and only if, the algorithm needs them. `masks`: see `Loss`."""
+        """Pass `reference`, `critic` and `teacher` if, and only if, the algorithm needs them. `masks` and
+        `balance_coef`: see `Loss`."""
         assert (reference is not None) == algorithm.needs_reference
         assert (critic is not None) == algorithm.needs_critic
         assert (teacher is not None) == algorithm.needs_teacher
-        super().__init__(policy, max_tokens=max_tokens, reference=reference, team=team, masks=masks)
+        super().__init__(
+            policy, max_tokens=max_tokens, reference=reference, team=team, masks=masks, balance_coef=balance_coef
+        )
         self.algorithm: Algorithm = algorithm
         self.tolerance = tolerance
         self._critic = critic
@@ -106,7 +111,7 @@ class RolloutLoss(Loss):
         expert = self.algorithm.expert
         policy_weight = 1.0 if expert is None else 1.0 - expert.weight(self._step or 0)
         gap = LogprobGap(version)
-        parts, masked = self._masked(work.parts)
+        parts, masked = self._masked(self._balanced(work.parts))
         scores = self._team.map(parts, lambda part: self._backward(part, policy_weight), self._backward_idle)
         for part, score in zip(work.parts, scores, strict=True):
             gap.add(part.pack, score.logprobs_E)
@@ -129,6 +134,7 @@ class RolloutLoss(Loss):
                 critic=critic_update,
                 expert=expert_part,
                 masked=masked,
+                balance=None if self._balance is None else sum(score.balance for score in scores),
             )
         )
 
@@ -244,7 +250,7 @@ class RolloutLoss(Loss):
         compared, distill = None, self.algorithm.distill
         if self._teacher is not None and distill is not None and distill.of_vocabulary:
             compared = self._teacher.compared(pack, distill)
-        scores = self._policy.score(pack, entropy_gradient=needs_entropy, compared=compared)
+        scores = self._policy.score(pack, entropy_gradient=needs_entropy, compared=compared, balance=part.balance)
         now_E = scores.logprobs_E
         move = functools.partial(to_device, device=now_E.device)
         old_E, advantages_E, weights_E = (
@@ -272,6 +278,7 @@ class RolloutLoss(Loss):
             entropies_E=entropy_E.to(torch.float16).cpu().numpy(),
             sums=sums.cpu(),
             entropy=float(entropy_E.sum()),
+            balance=0.0 if part.balance is None else part.balance.value,
         )
 
     def _backward_idle(self) -> None:

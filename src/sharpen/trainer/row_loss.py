@@ -30,7 +30,8 @@ from sharpen.types import Experience
 class UpdateLoss:
     """The losses of some rows. `loss` is their weighted sum plus `kl_loss`, the KL term of pairs. `rows` is the share
     of each row (or pair) in that sum, by id. `kl` is the sum of the divergence's estimates over `num_tokens` tokens.
-    `margins` has for each pair the log ratio of the better answer less that of the worse one."""
+    `margins` has for each pair the log ratio of the better answer less that of the worse one. `balance` is the balance
+    loss of a mixture of experts, which `loss` does not include."""
 
     loss: float
     kl_loss: float
@@ -38,6 +39,7 @@ class UpdateLoss:
     num_tokens: int
     rows: Mapping[str, float]
     margins: Mapping[str, float]
+    balance: float = 0.0
 
 
 class RowLoss(Loss):
@@ -51,10 +53,11 @@ class RowLoss(Loss):
         max_tokens: int,
         reference: Scorer | None,
         team: Team,
+        balance_coef: float = 0.0,
     ) -> None:
-        """Pass `reference` if, and only if, the algorithm needs one."""
+        """Pass `reference` if, and only if, the algorithm needs one. `balance_coef`: see `Loss`."""
         assert (reference is not None) == algorithm.needs_reference
-        super().__init__(policy, max_tokens=max_tokens, reference=reference, team=team)
+        super().__init__(policy, max_tokens=max_tokens, reference=reference, team=team, balance_coef=balance_coef)
         self.algorithm = algorithm
         self._losses: list[UpdateLoss] = []
 
@@ -68,7 +71,7 @@ class RowLoss(Loss):
 
     def backward(self, work: Work, version: int) -> None:
         """See `Loss.backward`."""
-        self._losses.append(self._compute(work.parts, backward=True))
+        self._losses.append(self._compute(self._balanced(work.parts), backward=True))
 
     def end(self, works: Sequence[Work]) -> tuple[dict[str, float], tuple[str, ...]]:
         """Return the metrics of the step by name, and no alarms. `loss` and `kl_loss` are means over updates,
@@ -81,6 +84,8 @@ class RowLoss(Loss):
         if pair_margins:
             values["accuracy"] = sum(margin > 0 for margin in pair_margins.values()) / len(pair_margins)
             values["margin"] = sum(pair_margins.values()) / len(pair_margins)
+        if self._balance is not None:
+            values["balance_loss"] = sum(losses.balance for losses in self._losses) / len(self._losses)
         if self.algorithm.kl != "none":
             values["kl_loss"] = sum(losses.kl_loss for losses in self._losses) / len(self._losses)
             num_tokens = sum(losses.num_tokens for losses in self._losses)
@@ -125,12 +130,13 @@ class RowLoss(Loss):
             num_tokens=num_tokens,
             rows=rows,
             margins={name: margin for losses in results for name, margin in losses.margins.items()},
+            balance=sum(losses.balance for losses in results),
         )
 
     def _part_loss(self, part: Part, num_tokens: int) -> tuple[torch.Tensor, UpdateLoss]:
         """Return a pack's share of the loss of an update with `num_tokens` tokens: as a scalar tensor with gradient,
         and as numbers."""
-        logprobs_E = self._policy.score(part.pack).logprobs_E
+        logprobs_E = self._policy.score(part.pack, balance=part.balance).logprobs_E
         weights_E = to_device(part.pack.weights_E, logprobs_E.device).to(logprobs_E.dtype)
         present, numbers = np.unique(part.pack.rollouts_E, return_inverse=True)
         names = [part.pack.rollout_ids[number] for number in present]
@@ -160,6 +166,7 @@ class RowLoss(Loss):
             num_tokens=part.pack.num_trained_tokens,
             rows=rows,
             margins=pair_margins,
+            balance=0.0 if part.balance is None else part.balance.value,
         )
 
 

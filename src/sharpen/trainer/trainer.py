@@ -68,7 +68,14 @@ class Trainer:
         measured = None if rounding is None else rounding.rounding
         self._loss: RolloutLoss | RowLoss
         if isinstance(algorithm, SupervisedAlgorithm):
-            self._loss = RowLoss(policy, algorithm, max_tokens=max_tokens, reference=reference, team=self._team)
+            self._loss = RowLoss(
+                policy,
+                algorithm,
+                max_tokens=max_tokens,
+                reference=reference,
+                team=self._team,
+                balance_coef=config.balance_coef,
+            )
         else:
             self._loss = RolloutLoss(
                 policy,
@@ -80,6 +87,7 @@ class Trainer:
                 tolerance=tolerance or Tolerance.of(policy.compute_dtype, measured),
                 team=self._team,
                 masks=masks,
+                balance_coef=config.balance_coef,
             )
         self._optimizer = Optimizer(
             policy.parameters(),

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from sharpen.families.balance import Balance
 from sharpen.trainer.packing import Pack
 from sharpen.types import Experience, HalfArray
 
@@ -43,7 +44,8 @@ class Part:
 
     `reference_E`, `teacher_E` and `proximal_E` are logprobs of the sampled tokens under the reference, the teacher and
     the weights before the step's first update. `values_E` are the critic's values before that update, `returns_E` its
-    targets. `entropies_E` are those of the policy in the first update on the pack.
+    targets. `entropies_E` are those of the policy in the first update on the pack. `balance` is what the pack adds to
+    the balance loss of an update.
     """
 
     pack: Pack
@@ -53,6 +55,7 @@ class Part:
     values_E: torch.Tensor | None = None
     returns_E: torch.Tensor | None = None
     entropies_E: HalfArray | None = None
+    balance: Balance | None = None
 
     @property
     def num_computed_tokens(self) -> int:

@@ -23,6 +23,7 @@ import torch
 
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import EngineError, EngineLostError, SamplingError
+from sharpen.families.pieces import text_config
 from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.inference.families import end_token_ids
 from sharpen.inference.requests import check_request
@@ -152,7 +153,9 @@ class VLLMEngine:
         or ids, `EngineError` if generation fails, `EngineLostError` if the engine is closed or dies.
         """
         self._check_open()
-        vocab_size = self._skeleton.config.vocab_size
+        if request.pictures:
+            raise SamplingError("the vLLM engine is given no images yet: use the embedded engine for them")
+        vocab_size = text_config(self._skeleton.config).vocab_size
         max_new = check_request(request, max_model_len=self._max_model_len, vocab_size=vocab_size)
         if request.constraint is not None:
             await asyncio.to_thread(check_grammar, request.constraint)

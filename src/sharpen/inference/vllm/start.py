@@ -11,13 +11,14 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from sharpen.errors import EngineError, ModelError
-from sharpen.families.pieces import text_config
+from sharpen.families.pieces import Piece, pieces_of, text_config
 from sharpen.families.table import refuse_unsupported
 from sharpen.inference.embedded.kv import default_budget_bytes
 from sharpen.inference.families import check_length
@@ -51,10 +52,15 @@ def read_skeleton(model_path: str, max_model_len: int) -> Any:
     """Return the model on the meta device: its configuration, parameter names and shapes. Raises `ModelError`."""
     from transformers import AutoConfig, GenerationConfig
 
-    from sharpen.families.modules import skeleton
+    from sharpen.families.modules import has_towers, skeleton
 
     config = AutoConfig.from_pretrained(model_path)
     refuse_unsupported(config, model_path, "vllm")
+    if has_towers(config) and find_spec("torchvision") is None:
+        raise ModelError(
+            f"{model_path} (model type {config.model_type!r}) has towers, and vLLM's classes for such models import "
+            "torchvision, which is not installed: install the build that fits torch, or set engine.type to embedded"
+        )
     check_length(config, model_path, max_model_len)
     model = skeleton(config)
     with contextlib.suppress(OSError):  # no such file: the end ids are those of the model's configuration
@@ -104,6 +110,7 @@ def start_llm(
                 limit_bytes=_limit_bytes(kv_cache_mb, on_cpu),
                 num_shares=tensor_parallel_size,
             ),
+            language_model_only=bool(pieces_of(config) & {Piece.VISION, Piece.AUDIO}),
             **({} if max_lora_rank is None else {**_ADAPTERS, "max_lora_rank": max_lora_rank}),
             **(_cpu_settings(max_model_len, max_slots) if on_cpu else {}),
         )

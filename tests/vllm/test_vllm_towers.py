@@ -1,0 +1,126 @@
+"""Checkpoints with eyes as text agents behind vLLM: new weights and adapters arrive under the names that vLLM knows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+from vllm_served import MODEL, request, scored, start
+
+from sharpen.config.trainer import LoraConfig
+from sharpen.families.modules import text_parameters
+from sharpen.trainer.lora import AdaptedModel
+from sharpen.trainer.model import read_module
+
+STAND_IN = Path(__file__).parent / "without_pictures"
+TEXT = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,  # the smallest of vLLM's attention on a CPU
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "eos_token_id": 2,
+    "bos_token_id": 0,
+    "pad_token_id": 0,
+}
+EYES = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 4}
+SETTINGS: dict[str, Any] = {
+    "gemma3": {
+        "text_config": {
+            **TEXT,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 32,
+        },
+        "vision_config": {**EYES, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16},
+    },
+    "qwen3_vl": {
+        "text_config": {**TEXT, "rope_parameters": {"rope_type": "default", "mrope_section": [8, 4, 4]}},
+        "vision_config": {
+            **EYES,
+            "depth": 1,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0],
+        },
+    },
+}
+ASKED = [request([7, 8, 9], noise=3), request([(7 * i + 3) % 500 for i in range(40)], max_tokens=8, temperature=0.7)]
+
+
+@pytest.fixture
+def torchvision() -> Iterator[None]:
+    """The stand-in, here and in vLLM's processes."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STAND_IN), before]))
+    sys.path.insert(0, str(STAND_IN))
+    yield
+    sys.path.remove(str(STAND_IN))
+    del os.environ["PYTHONPATH"]
+    if before is not None:
+        os.environ["PYTHONPATH"] = before
+
+
+def make(kind: str, folder: Path) -> Path:
+    """A random checkpoint with eyes, and the quickstart's tokenizer."""
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[kind](**SETTINGS[kind])
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    for file in MODEL.glob("*token*"):
+        shutil.copyfile(file, folder / file.name)
+    return folder
+
+
+def check(served: Any, module: Any, version: int) -> None:
+    for one, generation in zip(ASKED, served.generate(*ASKED), strict=True):
+        assert set(generation.versions.tolist()) == {version}
+        np.testing.assert_allclose(generation.logprobs, scored(module, one, generation), atol=1e-4)
+
+
+def test_new_weights_of_the_text_arrive_and_the_towers_get_none(tmp_path, torchvision):
+    """Red when the names of the plain text model are sent."""
+    folder = make("gemma3", tmp_path)
+    module = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    served = start(model_path=str(folder))
+    try:
+        check(served, module, 0)
+        with torch.no_grad():
+            for _, parameter in text_parameters(module):
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        served.run(served.engine.load(1, dict(text_parameters(module))))
+        check(served, module, 1)
+    finally:
+        served.run(served.engine.close())
+        served.thread.close()
+
+
+def test_adapters_of_the_text_are_loaded_beside_it(tmp_path, torchvision):
+    folder, lora = make("qwen3_vl", tmp_path), LoraConfig(rank=4, alpha=8)
+    policy = AdaptedModel(read_module(folder, torch.device("cpu")), lora=lora, compute_dtype=torch.float32)
+    served = start(model_path=str(folder), lora=lora)
+    try:
+        with torch.no_grad():
+            for _, parameter in policy.parameters():
+                parameter.normal_(std=0.1)
+        module = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+        check(served, module, 0)
+        module.load_state_dict(policy.state_tensors(), strict=False)
+        policy.alone = True
+        served.run(served.engine.load(1, policy.state_tensors()))
+        check(served, module, 1)
+    finally:
+        served.run(served.engine.close())
+        served.thread.close()
