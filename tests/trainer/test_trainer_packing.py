@@ -135,3 +135,17 @@ def test_sequences_without_loss_are_left_out_and_an_unpredicted_token_is_refused
     assert pack([silent], 100) == []
     with pytest.raises(CallError, match="g/0: its first token"):
         pack([make_experience("g/0", [7, 8, 9], [(0, 3)], advantage=1.0)], 100)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_a_sequence_that_ends_within_anothers_leaves_its_tokens(order):
+    """Its last id is a target only, nothing computes it; the other has another token there, and goes on.
+
+    Break: `_Builder.build` writes ids beyond the computed ones of a sequence.
+    """
+    sequences = [
+        make_experience("g0/0", [5, 6, 7, 8, 9], [(3, 5)], advantage=1.0),
+        make_experience("g0/1", [5, 6, 7, 8, 10, 11, 12], [(3, 7)], advantage=1.0),
+    ]
+    (packed,) = pack([sequences[index] for index in order], 100, min_shared_tokens=1)
+    assert packed.ids_N.tolist() == [5, 6, 7, 8, 10, 11]
