@@ -137,15 +137,12 @@ def test_sequences_without_loss_are_left_out_and_an_unpredicted_token_is_refused
         pack([make_experience("g/0", [7, 8, 9], [(0, 3)], advantage=1.0)], 100)
 
 
-@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
-def test_a_sequence_that_ends_within_anothers_leaves_its_tokens(order):
-    """Its last id is a target only, nothing computes it; the other has another token there, and goes on.
-
-    Break: `_Builder.build` writes ids beyond the computed ones of a sequence.
-    """
-    sequences = [
-        make_experience("g0/0", [5, 6, 7, 8, 9], [(3, 5)], advantage=1.0),
-        make_experience("g0/1", [5, 6, 7, 8, 10, 11, 12], [(3, 7)], advantage=1.0),
-    ]
-    (packed,) = pack([sequences[index] for index in order], 100, min_shared_tokens=1)
-    assert packed.ids_N.tolist() == [5, 6, 7, 8, 10, 11]
+def test_a_sequence_that_ends_within_another_changes_none_of_its_ids():
+    """The last target of the short one is where the long one has another token."""
+    long_ids, short_ids = list(range(10, 40)), [*range(10, 25), 50]
+    long = make_experience("g0/0", long_ids, [(12, 30)], advantage=1.0)
+    short = make_experience("g0/1", short_ids, [(12, 16)], advantage=-1.0)
+    for order in ([long, short], [short, long]):
+        (one,) = pack(order, 100)
+        assert one.ids_N.tolist() == long_ids[:-1]
+        assert sorted(one.targets_E.tolist()) == sorted([*long_ids[12:], *short_ids[12:]])
