@@ -140,8 +140,8 @@ def new_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY) -> Any:
     return tokenizer
 
 
-def new_model(tokenizer: Any) -> Qwen3ForCausalLM:
-    """Fresh weights of the Qwen3 architecture, 0.5M parameters."""
+def new_model(tokenizer: Any, window: int = WINDOW) -> Qwen3ForCausalLM:
+    """Fresh weights of the Qwen3 architecture, 0.5M parameters, whose layers see `window` tokens each."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -152,7 +152,7 @@ def new_model(tokenizer: Any) -> Qwen3ForCausalLM:
         intermediate_size=384,
         max_position_embeddings=1 << 15,
         use_sliding_window=True,
-        sliding_window=WINDOW,
+        sliding_window=window,
         max_window_layers=0,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
@@ -165,12 +165,14 @@ def new_model(tokenizer: Any) -> Qwen3ForCausalLM:
     return model
 
 
-def teach(conversations: Sequence[Conversation], folder: Path, *, num_steps: int = 150, seed: int = 0) -> Path:
+def teach(
+    conversations: Sequence[Conversation], folder: Path, *, num_steps: int = 150, window: int = WINDOW, seed: int = 0
+) -> Path:
     """Make the tokenizer and the model, teach it the conversations in their shares, and save both. Gives the folder."""
     torch.manual_seed(seed)
     tokenizer = new_tokenizer(["".join(text for text, _ in each.pieces) for each in conversations])
-    sequences = [_encode(tokenizer, each) for each in conversations]
-    model = new_model(tokenizer)
+    sequences = [_encode(tokenizer, each, LAYERS * window) for each in conversations]
+    model = new_model(tokenizer, window)
     share = torch.tensor([each.share for each in conversations])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=num_steps)
@@ -188,15 +190,16 @@ def teach(conversations: Sequence[Conversation], folder: Path, *, num_steps: int
     return folder
 
 
-def _encode(tokenizer: Any, conversation: Conversation) -> tuple[list[int], list[bool]]:
-    """Token ids, and which of them the model is to say; without the beginning, which it cannot see when it speaks."""
+def _encode(tokenizer: Any, conversation: Conversation, seen: int) -> tuple[list[int], list[bool]]:
+    """Token ids, and which of them the model is to say; without what stands more than `seen` tokens before the first,
+    which the model cannot see when it speaks."""
     ids: list[int] = []
     said: list[bool] = []
     for text, is_said in conversation.pieces:
         piece = tokenizer.encode(text, add_special_tokens=False)
         ids += piece
         said += [is_said] * len(piece)
-    start = max(said.index(True) - LAYERS * WINDOW, 0)
+    start = max(said.index(True) - seen, 0)
     return ids[start:], said[start:]
 
 

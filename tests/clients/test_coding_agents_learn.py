@@ -1,13 +1,15 @@
 """Each coding agent is trained for two steps: a tiny model that was taught its format, a judge that reads the folder.
 
-It sends a short prompt here (see `coding_agents`); docs/use/clients.md says what its own costs. The model is taught
-more than one recording of the same: what differs between them is not to be said.
+It sends a short prompt here (see `coding_agents`); docs/use/clients.md says what its own costs. The model sees little
+of it: not the names of folders, which differ from run to run. It always writes the file, and any of six digits into it:
+both groups have four equal rewards in one of 46,000 runs.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +21,35 @@ from sharpen.certificate.certify import certify
 from sharpen.experience.reading import read_groups, read_trained
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-RECORDINGS = 2
+DIGITS = range(3, 9)
 STEPS, GROUP = 2, 4
+WINDOW = 16
 
 
 def workflow_of(name: str) -> Any:
     async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
         ended = await model.run(**AGENTS[name].start(task["question"], model, short=True), timeout_s=300)
-        wrote = "answer.txt" in ended.created and ended.read_text("answer.txt") == "5\n"
-        return WorkflowOutput(reward=float(wrote), response=ended.stdout)
+        wrote = ended.read_text("answer.txt").strip() if "answer.txt" in ended.created else ""
+        return WorkflowOutput(reward=int(wrote) / 10 if wrote.isdecimal() else 0.0, response=ended.stdout)
 
     return workflow
 
 
+def writing(recorded: Any, digit: int) -> Any:
+    """The same conversation, but that the model writes another digit."""
+    pieces = [(text.replace("echo 5", f"echo {digit}") if said else text, said) for text, said in recorded.pieces]
+    return replace(recorded, pieces=tuple(pieces))
+
+
 @pytest.mark.parametrize("name", AGENTS)
 def test_it_is_trained(name: str, tmp_path: Path) -> None:
-    from coding_agent.teach import Conversation, record, teach
+    from coding_agent.teach import record, teach
 
-    task = {"question": "Write 5 into answer.txt."}
+    task = {"question": "Write a digit into answer.txt."}
     (tmp_path / "train.jsonl").write_text(json.dumps(task) + "\n")
-    diligent = record(workflow_of(name), [(task, AGENTS[name].says, 0.5)] * RECORDINGS)
-    lazy = [Conversation(pieces=(each.pieces[0], ("Done.<|im_end|>", True)), share=0.5) for each in diligent]
-    start = teach([*diligent, *lazy], tmp_path / "model", num_steps=100)
+    recorded = record(workflow_of(name), [(task, AGENTS[name].says, 1.0)])
+    conversations = [writing(each, digit) for each in recorded for digit in DIGITS]
+    start = teach(conversations, tmp_path / "model", num_steps=100, window=WINDOW)
     result = tune(
         workflow_func=workflow_of(name),
         train_dataset=DatasetConfig(path=str(tmp_path), split="train", total_steps=STEPS),
@@ -53,6 +62,5 @@ def test_it_is_trained(name: str, tmp_path: Path) -> None:
     journal = result.run_dir / "run.db"
     rollouts = [rollout for group in read_groups(journal) for rollout in group.rollouts]
     assert [rollout.outcome for rollout in rollouts] == ["ok"] * (STEPS * GROUP)
-    assert {len(rollout.calls) for rollout in rollouts} <= {1, 2}
-    assert any(call.parent == 0 for rollout in rollouts for call in rollout.calls)
+    assert [[call.parent for call in rollout.calls] for rollout in rollouts] == [[None, 0]] * (STEPS * GROUP)
     assert any(call.num_tokens > 0 for call in read_trained(journal))
