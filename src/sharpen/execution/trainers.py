@@ -31,6 +31,8 @@ def check_trainer(config: RunConfig) -> None:
     check_gpu(config.engine.device)
     if config.trainer.has_ranks:
         check_processes(config, num_gpus=_num_gpus())
+    elif config.trainer.offload_activations:
+        check_offload(config, num_gpus=_num_gpus(), where="here")
 
 
 def check_processes(config: RunConfig, *, num_gpus: int) -> None:
@@ -54,8 +56,8 @@ def check_offload(config: RunConfig, *, num_gpus: int, where: str) -> None:
         )
     if config.trainer.offload_activations and not config.trainer.gradient_checkpointing:
         raise ConfigError(
-            "trainer.offload_activations is true without trainer.gradient_checkpointing: all activations of every layer, "
-            "and rounded copies of its weights, would travel to the CPU and back; set gradient_checkpointing to true too"
+            "trainer.offload_activations is true without trainer.gradient_checkpointing: all that every layer keeps "
+            "would travel to the CPU and back, copies of weights too; set trainer.gradient_checkpointing to true too"
         )
 
 

@@ -149,7 +149,7 @@ def round_experts(module: torch.nn.Module) -> None:
     the experts of all tokens at once, which autocast does not know."""
     for part in module.modules():
         if _EXPERTS.search(type(part).__name__) and any(weight.dim() == 3 for weight in part.parameters(recurse=False)):
-            part.forward = partial(_in_autocast_type, part, part.forward)  # type: ignore[method-assign]
+            part.forward = partial(_in_autocast_type, part, part.forward)
 
 
 def _in_autocast_type(experts: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

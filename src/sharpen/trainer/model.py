@@ -83,7 +83,8 @@ class TrainedModel:
         """Take over `module`, a Hugging Face causal model. Raises `ModelError` if packed training cannot reproduce its
         logprobs.
 
-        `offload_activations` keeps what the backward pass needs of the forward pass in the host's memory. `max_logits` and `varlen` (an attention kernel) default to what suits the device.
+        `offload_activations` keeps what the backward pass needs of the forward pass in the host's memory. `max_logits`
+        and `varlen` (an attention kernel) default to what suits the device.
         """
         refuse_unsupported(module.config, type(module).__name__, "trainer")
         module.eval()
