@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-view test-as-it-is test-models docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models fuzz-gateway docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -107,6 +107,18 @@ test-clients: .venv-clients/installed
 	cd .venv-clients/node/node_modules/opencode-ai && node postinstall.mjs
 	@touch $@
 
+# CrewAI, and LlamaIndex with its own package for OpenAI, in an environment of their own: both want `openai` below 3. CI
+# does not make it.
+test-older-openai: .venv-openai2/installed
+	PYTHONPATH=tests/sessions .venv-openai2/bin/python -m pytest -p all_or_nothing --all-of tests/openai2 -m clients tests/openai2
+
+.venv-openai2/installed: pyproject.toml requirements/openai2.txt
+	$(PYTHON) -m venv .venv-openai2
+	.venv-openai2/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements/openai2.txt)"
+	.venv-openai2/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements/openai2.txt --editable .
+	.venv-openai2/bin/python -m pip check
+	@touch $@
+
 # The pages of `sharpen view` in a browser, Debian's Chromium; the types of their scripts and their accessibility by two
 # packages for Node, in .venv/node.
 test-view: .venv/installed .venv/node/installed
@@ -126,6 +138,11 @@ test-as-it-is: .venv-agentscope1/installed
 # Every family of the table of models, each with a tiny random checkpoint.
 test-models: .venv/installed
 	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/models -m models tests/models
+
+# Requests of all kinds against the gateway over HTTP, 100,000 unless told otherwise; 10,000 take about two minutes.
+REQUESTS ?= 100000
+fuzz-gateway: .venv/installed
+	PYTHONPATH=tests/gateway $(BIN)/python tests/gateway/fuzz_gateway.py --requests $(REQUESTS) --seed $(SEED)
 
 # The documentation as a site, in build/site: a link or an anchor that leads nowhere is a failure. Pages and docstrings are
 # read, nothing is imported, so that its environment has no more than MkDocs.
@@ -201,4 +218,4 @@ bench-trl: .venv-trl/installed
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-agentscope1 .venv-agentscope2 .venv-vllm .venv-ray .venv-clients .venv-trl .venv-litellm build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-agentscope1 .venv-agentscope2 .venv-vllm .venv-ray .venv-clients .venv-openai2 .venv-trl .venv-litellm build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

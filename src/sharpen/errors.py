@@ -8,6 +8,7 @@
     │   │   └── DatasetNotFoundError (FileNotFoundError)   its path does not exist
     │   ├── ModelError (ValueError)            a model directory
     │   ├── CommandError (ValueError)          a command of `model.run`, its files or its limits
+    │   ├── ImageError (ValueError)            an image that cannot be read
     │   └── SamplingError (ValueError)         sampling that is not supported or cannot be trained on
     │       └── ConstraintError                an answer's schema or grammar
     ├── caused by the model: becomes the rollout's outcome, and the run continues
@@ -61,6 +62,10 @@ class ModelError(SharpenError, ValueError):
 
 class CommandError(SharpenError, ValueError):
     """A command cannot be started as it was given: not found, files outside of its folder, limits below 0."""
+
+
+class ImageError(SharpenError, ValueError):
+    """An image cannot be read: unknown format, broken, too large; or it has no place in its prompt."""
 
 
 class SamplingError(SharpenError, ValueError):

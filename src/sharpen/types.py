@@ -8,13 +8,17 @@ tokens of a call or sequence, L layers with experts, K experts of a token.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from sharpen.errors import ImageError
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -85,6 +89,72 @@ class Span:
     span_id: str
 
 
+_FIRST_BYTES: Mapping[bytes, str] = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+class Picture:
+    """An image file as the agent sent it: its `content`, or the `path` of a recorded one, which is read when its `data`
+    are needed. Two with the same content are equal."""
+
+    sha256: str
+    content: bytes | None = field(default=None, compare=False, repr=False)
+    path: Path | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, content: bytes) -> Picture:
+        """Return the picture with this content."""
+        return cls(sha256=hashlib.sha256(content).hexdigest(), content=content)
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the file. Raises `ImageError` if a recorded one is missing, or is no longer what it was."""
+        if self.content is not None:
+            return self.content
+        assert self.path is not None
+        try:
+            content = self.path.read_bytes()
+        except OSError as error:
+            raise ImageError(f"the image {self.path} of a recorded call cannot be read: {error.strerror}") from error
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise ImageError(f"the image {self.path} of a recorded call has been changed: its hash is another")
+        return content
+
+    @property
+    def media_type(self) -> str:
+        """What kind of file it is, by its first bytes: one of the four formats that are read, or nothing known."""
+        data = self.data
+        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+            return "image/webp"
+        found = [kind for start, kind in _FIRST_BYTES.items() if data.startswith(start)]
+        return found[0] if found else "application/octet-stream"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel with the content: another machine has no such path."""
+        return _whole_picture, (self.sha256, self.data)
+
+
+def _whole_picture(sha256: str, content: bytes) -> Picture:
+    return Picture(sha256=sha256, content=content)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureSpan:
+    """The tokens of a prompt that stand for a picture: those of positions `start` .. `stop` - 1.
+
+    The first and the last of them are image tokens; some models have other tokens between (ends of rows).
+    """
+
+    picture: Picture
+    start: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        """The position after the last token."""
+        return self.start + self.length
+
+
 class CallStatus(StrEnum):
     """What happened to a call's response."""
 
@@ -111,7 +181,7 @@ class Call:
     has any. If no chat template rendered the prompt, `messages` is one message with its text, of the role
     `PROMPT_ROLE`. `started` is when its sampling began, in seconds since 1970 (None: unknown). `routes_NLK` are the
     experts that the engine chose for each token but the last (N = P + S - 1) in each layer of a mixture of experts;
-    None for a dense model.
+    None for a dense model. `pictures` are the images in the prompt, in their order.
     """
 
     index: int
@@ -134,6 +204,7 @@ class Call:
     model: str = ""
     span: Span | None = None
     routes_NLK: RouteArray | None = None
+    pictures: tuple[PictureSpan, ...] = ()
 
     @property
     def delivered(self) -> bool:
@@ -288,6 +359,7 @@ class Experience:
     distribution, which nothing may be compared with. `constraints` has the constraint of each call that was sampled
     with one, by index: its tokens are scored among the allowed ones. `routes_NLK` are the experts that the engine chose
     for all tokens but the last (N = T - 1), as recorded by the first call that computed each; None for a dense model.
+    `pictures` are the images of the sequence, in their order.
 
     `advantages_T` and `weights_T` are filled when a batch is drawn. The loss of a batch is
     `sum(weights_T * per_token_loss_T)`: the weights already include the aggregation mode and the normalization over the
@@ -308,6 +380,7 @@ class Experience:
     truncated_calls: tuple[int, ...] = ()
     constraints: Mapping[int, Constraint] = field(default_factory=dict)
     routes_NLK: RouteArray | None = None
+    pictures: tuple[PictureSpan, ...] = ()
 
     @property
     def truncated_T(self) -> BoolArray:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-from scripted import ServingLoop, toy_tokenizer
-from scripted_rollouts import Rollouts, rollouts_of
+from rollout_fixtures import rollouts, serving, tokenizer
 
+__all__ = ["rollouts", "serving", "tokenizer"]
 pytest.register_assert_rewrite("framework_checks")
 HERE = Path(__file__).parent
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks a server for prices
@@ -33,29 +31,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == HERE:
             item.add_marker("clients")
-
-
-@pytest.fixture(scope="session")
-def serving() -> Iterator[ServingLoop]:
-    loop = ServingLoop()
-    yield loop
-    loop.stop()
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return toy_tokenizer()
-
-
-@pytest.fixture
-def rollouts(serving: ServingLoop, tokenizer: Any) -> Iterator[Callable[..., Rollouts]]:
-    """`rollouts(script)`: the script says what the model samples, from the text of its prompt."""
-    made: list[Rollouts] = []
-
-    def make(script: Callable[[str], str] | str, **options: Any) -> Rollouts:
-        made.append(rollouts_of(tokenizer, serving, script, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        serving.run(each.gateway.close())

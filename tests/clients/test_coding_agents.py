@@ -3,23 +3,19 @@ sub-agents are shown as what they are."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_scripts import call, tool_results
-from certified import certified
 from coding_agents import AGENTS
 from framework_checks import check_records
+from shown import shown
 
 from sharpen import WorkflowOutput
-from sharpen.cli.show import add_show, run_show
-from sharpen.types import CallStatus, Group, Outcome
+from sharpen.types import CallStatus, Outcome
 
 QUESTION = "Write 5 into answer.txt."
 
@@ -60,16 +56,6 @@ def test_a_coding_agent_writes_a_file(rollouts: Any, name: str) -> None:
     main = [each for each in rollout.calls if each.tools]
     assert len(main) == 2
     assert main[1].parent == main[0].index
-
-
-def shown(groups: Sequence[Group], run_dir: Path) -> str:
-    """What `sharpen show` prints of the first rollout, as if it had been trained."""
-    certified(groups, run_dir)
-    parser = argparse.ArgumentParser()
-    add_show(parser)
-    out = io.StringIO()
-    run_show(parser.parse_args([str(run_dir), "--rollout", groups[0].rollouts[0].id]), out)
-    return out.getvalue()
 
 
 def test_the_title_is_shown_as_a_conversation_of_its_own(rollouts: Any, tmp_path: Path) -> None:

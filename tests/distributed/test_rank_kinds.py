@@ -66,9 +66,7 @@ def test_a_critic(tmp_path):
     assert values["value_loss"] > 0.0
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("jsd", "float32"), ("on_policy_distill", "float32"), ("jsd", "bfloat16")]
-)
+@pytest.mark.parametrize(("name", "dtype"), [("jsd", "float32"), ("on_policy_distill", "float32"), ("jsd", "bfloat16")])
 def test_a_teacher(tmp_path, name, dtype):
     """Over the vocabulary, where the policy is compared with the teacher's output layer, and by the sampled tokens. In
     bfloat16 the teacher's linear layers are rounded before they are shared out."""

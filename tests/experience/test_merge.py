@@ -1,5 +1,8 @@
 """Merging calls into sequences: ids, masks and logprobs are the calls' own."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from experience_builders import call_trees, make_call, make_rollout, two_turns
@@ -7,7 +10,7 @@ from hypothesis import given, settings
 
 from sharpen.errors import CallError, SamplingError
 from sharpen.experience.merge import merge
-from sharpen.types import Call, CallStatus, Sampling
+from sharpen.types import Call, CallStatus, Picture, PictureSpan, Sampling
 
 
 def test_two_turns_become_one_sequence() -> None:
@@ -177,3 +180,24 @@ def test_a_parent_whose_ids_differ_is_refused() -> None:
         merge(make_rollout(calls))
     with pytest.raises(CallError, match="not earlier"):
         merge(make_rollout([make_call(0, [1], [2], parent=0)]))
+
+
+def _seeing(index: int, prompt: list[int], sampled: list[int], *seen: tuple[bytes, int], **fields: Any) -> Call:
+    """A call with images of one token each, by their content and place."""
+    spans = tuple(PictureSpan(picture=Picture.of(data), start=start, length=1) for data, start in seen)
+    return replace(make_call(index, prompt, sampled, **fields), pictures=spans)
+
+
+def test_a_sequence_has_the_images_of_its_last_call() -> None:
+    first = _seeing(0, [9, 1], [2], (b"a", 0))
+    second = _seeing(1, [9, 1, 2, 9], [4], (b"a", 0), (b"b", 3), parent=0)
+    (experience,) = merge(make_rollout([first, second]))
+    assert experience.pictures == second.pictures
+
+
+@pytest.mark.parametrize("seen", [[], [(b"b", 0)], [(b"a", 0), (b"a", 1)]])
+def test_a_child_must_begin_with_the_images_of_its_parent(seen: list[tuple[bytes, int]]) -> None:
+    """Their token ids are the same."""
+    calls = [_seeing(0, [9, 9], [2], (b"a", 0)), _seeing(1, [9, 9, 2, 9], [4], *seen, parent=0)]
+    with pytest.raises(CallError, match="does not start with that call's images"):
+        merge(make_rollout(calls))

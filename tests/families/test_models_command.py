@@ -40,6 +40,7 @@ def test_a_row_says_yes_only_if_nothing_is_missing(family) -> None:
         missing = family.needs - HAS[part]
         assert (cell == "yes") == (not missing and not family.refused)
         assert cell == "no" or all(piece in cell for piece in missing)
+    assert (cells[5] == "yes") == family.images
 
 
 def test_the_list_loads_neither_torch_nor_transformers() -> None:

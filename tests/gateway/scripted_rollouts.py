@@ -68,8 +68,10 @@ class Rollouts:
         return RolloutRunner(attempts, self.open, config, group_size, 0)
 
 
-def rollouts_of(tokenizer: Any, serving: ServingLoop, script: Script | str, **options: Any) -> Rollouts:
+def rollouts_of(
+    tokenizer: Any, serving: ServingLoop, script: Script | str, *, max_model_len: int = 1 << 18, **options: Any
+) -> Rollouts:
     """Rollouts against this script; `options` are those of the gateway. Close `.gateway` at the end."""
-    engine = RememberingEngine(tokenizer, script)
+    engine = RememberingEngine(tokenizer, script, max_model_len=max_model_len)
     options = {"who_calls": owner.get, **options}
     return Rollouts(Gateway(engine, tokenizer, model_name="toy", loop=serving.loop, **options), engine)

@@ -50,6 +50,10 @@ _QWEN_EYES = {
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0],
 }
+_THREE_POSITIONS = {
+    "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
+}
+"""Time, height and width of an image's tokens turn different parts of a head."""
 _GEMMA3 = {**_WINDOWED, "query_pre_attn_scalar": 8}
 _GEMMA4 = {
     **_WINDOWED,
@@ -89,30 +93,33 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma3": {"text": _GEMMA3, "vision": _EYES},
     "gemma4_text": _GEMMA4,
     "qwen3_vl": {
-        "text": {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
+        "text": _THREE_POSITIONS,
         "vision": _QWEN_EYES,
     },
     "gemma3n_text": _GEMMA3N,
-    "gemma4": {"text": _GEMMA4, "vision": {**_EYES, "head_dim": 8, "num_key_value_heads": 2}},
-    "qwen3_5": {"text": HYBRIDS["qwen3_5_text"], "vision": _QWEN_EYES},
-    "qwen3_5_moe": {"text": EXPERTS["qwen3_5_moe_text"], "vision": _QWEN_EYES},
+    "gemma4": {
+        "text": {**_GEMMA4, "use_bidirectional_attention": "vision"},
+        "vision": {**_EYES, "head_dim": 8, "num_key_value_heads": 2},
+    },
+    "qwen3_5": {"text": {**HYBRIDS["qwen3_5_text"], **_THREE_POSITIONS}, "vision": _QWEN_EYES},
+    "qwen3_5_moe": {"text": {**EXPERTS["qwen3_5_moe_text"], **_THREE_POSITIONS}, "vision": _QWEN_EYES},
     "mistral3": {"text": {"model_type": "mistral"}, "vision": {**_EYES, "model_type": "pixtral"}},
 }
 
 
-def make_config(kind: str) -> Any:
-    """The configuration of a tiny model of this type."""
+def make_config(kind: str, **fields: Any) -> Any:
+    """The configuration of a tiny model of this type, with more `fields` if it has towers."""
     settings = SETTINGS[kind]
     if "text" not in settings:
         return CONFIG_MAPPING[kind](**{**_SIZES, **settings})
     towers = {f"{name}_config": value for name, value in settings.items() if name != "text"}
-    return CONFIG_MAPPING[kind](text_config={**_SIZES, **settings["text"]}, **towers)
+    return CONFIG_MAPPING[kind](text_config={**_SIZES, **settings["text"]}, **towers, **fields)
 
 
-def make_module(kind: str, seed: int = 0) -> Any:
+def make_module(kind: str, seed: int = 0, **fields: Any) -> Any:
     """A model of this type with random weights, norms and biases too, so that a forgotten one shows."""
     torch.manual_seed(seed)
-    config = make_config(kind)
+    config = make_config(kind, **fields)
     module = class_for(config).from_config(config)
     with torch.no_grad():
         for name, parameter in module.named_parameters():

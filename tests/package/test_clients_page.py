@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PYTHON = ("clients", "agentscope2", "openai2")
 LINES = {"AgentScope 1": "agentscope1", "AgentScope 2": "agentscope2"}
 
 
@@ -23,7 +24,7 @@ def test_each_version_is_the_pinned_one():
     for client, version in rows:
         (package,) = re.findall(r"`([^`]+)`", client)
         line = LINES.get(client.partition(" (")[0])
-        sources = [pinned(line)] if line else [node] if package in node else [pinned("clients"), pinned("agentscope2")]
+        sources = [pinned(line)] if line else [node] if package in node else [pinned(name) for name in PYTHON]
         if client.startswith("Node"):
             sources = [node]
         elif client.startswith("Python"):

@@ -305,6 +305,7 @@ def _sequence(rollout: Rollout, call: Call) -> Experience:
         weights_T=np.zeros(length, np.float32),
         constraints={} if call.constraint is None else {call.index: call.constraint},
         routes_NLK=call.routes_NLK,
+        pictures=call.pictures,
     )
 
 

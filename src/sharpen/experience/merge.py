@@ -94,6 +94,7 @@ def _sequence(rollout: Rollout, last: Call, loss_calls: list[Call]) -> Experienc
         truncated_calls=tuple(call.index for call in loss_calls if not call.sampling.full_support),
         constraints={call.index: call.constraint for call in loss_calls if call.constraint is not None},
         routes_NLK=_routes(loss_calls),
+        pictures=last.pictures,
     )
 
 
@@ -159,3 +160,5 @@ def _check_parent(where: str, parent: Call, call: Call) -> None:
             f"{where} names call {parent.index} as its parent, but its prompt does not start with that call's prompt "
             "and sampled ids"
         )
+    if parent.pictures != tuple(span for span in call.pictures if span.start < num_before):
+        raise CallError(f"{where} names call {parent.index} as its parent, but does not start with that call's images")

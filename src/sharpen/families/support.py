@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from sharpen.families.pieces import HAS, Part, Piece
-from sharpen.families.table import Family, family_of, missing_of, needs_of
+from sharpen.families.table import Family, family_of, missing_images, missing_of, needs_of
 
 COLUMNS = ("family", "model types", "engine", "trainer", "LoRA", "images", "vLLM", "beside plain attention, limits")
 YES, NO = "yes", "no"
@@ -34,7 +34,7 @@ def row_of(family: Family) -> tuple[str, ...]:
         parts["engine"],
         parts["trainer"],
         parts["trainer"],
-        NO,
+        YES if family.images else NO,
         parts["vllm"],
         "; ".join(limits),
     )
@@ -59,10 +59,16 @@ def support_of(config: Any) -> dict[str, Any]:
         "in_the_table": family.listed,
         "needs": sorted(needs),
         "missing": {**missing, "LoRA": missing["trainer"]},
-        "images": "not read: the towers are kept as they are" if needs & _TOWERS else "",
+        "images": _images(config) if needs & _TOWERS else "",
         "kernels_not_installed": missing_kernels(needs),
         "limits": list(family.limits),
     }
+
+
+def _images(config: Any) -> str:
+    if missing := missing_images(config):
+        return f"not read: {missing}; the towers are kept as they are"
+    return "read, by the checkpoint's own processor; the tower is frozen"
 
 
 def missing_kernels(needs: Collection[Piece]) -> list[str]:

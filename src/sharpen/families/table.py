@@ -21,7 +21,7 @@ class Family:
 
     `needs`: all that a checkpoint of it can need; what one does need is read from its configuration, except `always`,
     which no configuration shows. `limits` are sentences for people. `refused`: why it is refused though nothing is
-    missing by name, or "".
+    missing by name, or "". `images`: whether its images are read; the towers of others are kept as they are.
     """
 
     name: str
@@ -30,11 +30,18 @@ class Family:
     always: frozenset[Piece] = frozenset()
     limits: tuple[str, ...] = ()
     refused: str = ""
+    images: bool = False
     listed: bool = True
 
 
 def _row(
-    name: str, *types: str, needs: str = "", always: str = "", limits: tuple[str, ...] = (), refused: str = ""
+    name: str,
+    *types: str,
+    needs: str = "",
+    always: str = "",
+    limits: tuple[str, ...] = (),
+    refused: str = "",
+    images: bool = False,
 ) -> Family:
     always_needed = _named(always)
     return Family(
@@ -44,6 +51,7 @@ def _row(
         always=always_needed,
         limits=limits,
         refused=refused,
+        images=images,
     )
 
 
@@ -57,8 +65,8 @@ _WHOLE_PATHS = "shared prompts are computed for each sequence anew in its Mamba 
 FAMILIES: tuple[Family, ...] = (
     _row("Qwen2, Qwen2.5", "qwen2"),
     _row("Qwen3", "qwen3"),
-    _row("Qwen3-VL", "qwen3_vl", needs="vision"),
-    _row("Qwen3.5", "qwen3_5", "qwen3_5_text", needs="recurrent vision"),
+    _row("Qwen3-VL", "qwen3_vl", needs="vision", images=True),
+    _row("Qwen3.5", "qwen3_5", "qwen3_5_text", needs="recurrent vision", images=True),
     _row("Qwen3-Next", "qwen3_next", needs="recurrent experts"),
     _row("Llama 2, Llama 3", "llama"),
     _row("Mistral", "mistral"),
@@ -67,7 +75,7 @@ FAMILIES: tuple[Family, ...] = (
     _row("Mistral 3, Mistral Small 3", "mistral3", needs="vision"),
     _row("Gemma", "gemma"),
     _row("Gemma 2", "gemma2", needs="soft_caps"),
-    _row("Gemma 3", "gemma3", "gemma3_text", needs="vision"),
+    _row("Gemma 3", "gemma3", "gemma3_text", needs="vision", images=True),
     _row("Gemma 3n, text", "gemma3n_text", needs="shared_keys"),
     _row(
         "Gemma 3n",
@@ -75,7 +83,7 @@ FAMILIES: tuple[Family, ...] = (
         needs="vision audio shared_keys",
         refused="its vision tower is of the package timm, with which it is not tested: take a gemma3n_text",
     ),
-    _row("Gemma 4", "gemma4", "gemma4_text", needs="vision audio head_sizes shared_keys experts"),
+    _row("Gemma 4", "gemma4", "gemma4_text", needs="vision audio head_sizes shared_keys experts", images=True),
     _row("SmolLM3", "smollm3"),
     _row("OLMo 2", "olmo2"),
     _row("OLMo 3", "olmo3"),
@@ -95,7 +103,7 @@ FAMILIES: tuple[Family, ...] = (
     _row("Kimi Linear", "kimi_linear", needs="recurrent experts two_sizes"),
     _row("Qwen2-MoE", "qwen2_moe", needs="experts"),
     _row("Qwen3-MoE", "qwen3_moe", needs="experts"),
-    _row("Qwen3.5-MoE", "qwen3_5_moe", "qwen3_5_moe_text", needs="recurrent experts vision"),
+    _row("Qwen3.5-MoE", "qwen3_5_moe", "qwen3_5_moe_text", needs="recurrent experts vision", images=True),
     _row("gpt-oss", "gpt_oss", needs="experts", always="sinks"),
     _row("OLMoE", "olmoe", needs="experts"),
     _row("GLM-4-MoE", "glm4_moe", needs="experts"),
@@ -134,6 +142,14 @@ def missing_of(config: Any, part: Part) -> str:
         why = "".join(f": {WHY[part, piece]}" for piece in missing if (part, piece) in WHY)
         return f"it has {', '.join(missing)}, which the {NAMES[part]} does not support yet{why}"
     return family.refused
+
+
+def missing_images(config: Any) -> str:
+    """Return why a model of this configuration is shown no images, as one phrase; "" if it is."""
+    family = family_of(config)
+    if Piece.VISION not in needs_of(config):
+        return "it has no vision tower"
+    return "" if family.images else f"those of {family.name} are not read here"
 
 
 def refuse_unsupported(config: Any, name: str, *parts: Part) -> None:

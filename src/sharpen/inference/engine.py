@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from sharpen.types import Constraint, FinishReason, FloatArray, IntArray, RouteArray, Sampling
+from sharpen.types import Constraint, FinishReason, FloatArray, IntArray, PictureSpan, RouteArray, Sampling
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,8 @@ class GenerateRequest:
 
     `on_tokens` is called on the serving loop with the ids that each step adds, but for those that end the generation.
     From an engine in another process, the ids of several steps may come together.
+
+    `pictures` are the images in the prompt, in their order; their image tokens are in `prompt_ids`.
     """
 
     prompt_ids: IntArray
@@ -40,6 +42,7 @@ class GenerateRequest:
     session: str = ""
     constraint: Constraint | None = None
     on_tokens: OnTokens | None = None
+    pictures: tuple[PictureSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sharpen.blockwise import Scores
 from sharpen.errors import ModelError
+from sharpen.families.marks import BothWays, Shown
 from sharpen.families.pieces import Piece, text_config
 from sharpen.families.table import needs_of
 from sharpen.trainer.cascade import AttentionPart, Cascade, block_for, full_parts, window_parts
@@ -40,8 +41,19 @@ class TreeLayout:
     """Which tokens of a pack attend to which. `positions_N` are positions within the sequences; `varlen` is the kernel
     to use if possible."""
 
-    def __init__(self, segments: Sequence[Segment], positions_N: torch.Tensor, *, varlen: Varlen | None = None) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        positions_N: torch.Tensor,
+        *,
+        varlen: Varlen | None = None,
+        shown: Sequence[Shown] = (),
+        both_ways: BothWays = "",
+    ) -> None:
+        """`both_ways`: in which layers the tokens of each of the `shown` images attend to each other both ways."""
         self.segments = tuple(segments)
+        self.both_ways = both_ways
+        self.shown = tuple(shown) if both_ways else ()
         self.positions_N = positions_N
         self.paths = tuple(self._path(number) for number in range(len(self.segments)))
         # Computed from lengths, since reading the largest position would wait for the GPU.
@@ -70,6 +82,19 @@ class TreeLayout:
         while (parent := self.segments[path[-1]].parent) is not None:
             path.append(parent)
         return tuple(reversed(path))
+
+    @functools.cached_property
+    def blocks(self) -> tuple[tuple[slice, torch.Tensor], ...]:
+        """The images whose tokens attend both ways: their tokens, and the indices of all keys up to their last one."""
+        starts = [segment.start for segment in self.segments]
+        blocks = []
+        for one in self.shown:
+            rows = slice(int(one.rows_N[0]), int(one.rows_N[-1]) + 1)
+            path = self.paths[int(np.searchsorted(starts, rows.start, side="right")) - 1]
+            parts = [np.arange(self.segments[part].start, self.segments[part].stop) for part in path[:-1]]
+            keys = np.concatenate([*parts, np.arange(self.segments[path[-1]].start, rows.stop)])
+            blocks.append((rows, torch.from_numpy(keys).to(self.positions_N.device)))
+        return tuple(blocks)
 
     def parts(self, window: int | None, query: torch.Tensor, scores: Scores) -> tuple[AttentionPart, ...]:
         """Return the parts of `cascade`, computed once for all layers of a kind."""
@@ -123,7 +148,38 @@ def tree_attention(
         out = varlen_attention(tree.varlen, query, key, value, tree.kernel_paths, scaling, window)
     else:
         out = _per_segment(query.to(dtype), key.to(dtype), value, tree, scaling, window)
+    if tree.both_ways == "everywhere" or (tree.both_ways and sliding_window is not None):
+        out = _both_ways(out, query, key, value, tree, scores, window)
     return out[..., :value_size].transpose(1, 2), None
+
+
+def _both_ways(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tree: TreeLayout,
+    scores: Scores,
+    window: int | None,
+) -> torch.Tensor:
+    """Compute anew the tokens of images, which see the later ones of their image too."""
+    if scores.softcap is not None:
+        raise ModelError("soft-capped attention has no images whose tokens attend both ways")
+    for rows, keys in tree.blocks:
+        mask = None
+        if window is not None:
+            mask = tree.positions_N[keys] > tree.positions_N[rows, None] - window
+        seen, values = key.index_select(2, keys), value.index_select(2, keys)
+        inside = scaled_dot_product_attention(
+            query[:, :, rows].to(values.dtype),
+            seen.to(values.dtype),
+            values,
+            attn_mask=mask,
+            scale=scores.scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        out = torch.cat([out[:, :, : rows.start], inside.to(out.dtype), out[:, :, rows.stop :]], dim=2)
+    return out
 
 
 def _widened(tensor: torch.Tensor, width: int) -> torch.Tensor:

@@ -23,9 +23,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from sharpen.errors import ModelError
 from sharpen.families.balance import Balance
 from sharpen.families.checkpoint import write_checkpoint
+from sharpen.families.marks import Shown, both_ways
 from sharpen.families.modules import decoder_of, freeze_towers, load_module, text_parameters
+from sharpen.families.pieces import Piece
 from sharpen.families.recurrent import mixers_of, replace_forward
 from sharpen.families.routing import recording, round_experts, routing_of, to_array
+from sharpen.families.sight import Sight, View, showing
 from sharpen.families.table import needs_of, refuse_unsupported
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
@@ -92,6 +95,8 @@ class TrainedModel:
         self.routing = routing_of(module)
         round_experts(module)
         self._offloads = offload_activations
+        self._both_ways = both_ways(module.config)
+        self._sight = Sight(module) if Piece.VISION in needs_of(module.config) else None
         if gradient_checkpointing:
             # The older name goes away with transformers 6; the newer one is not in all of 5.
             enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
@@ -323,8 +328,19 @@ class TrainedModel:
         routes_NLK = None
         if self.routing is not None and self.replays and pack.routes_NLK is not None:
             routes_NLK = to_device(pack.routes_NLK.astype(np.int64), self.device)
-        with nullcontext() if self.routing is None else self.routing.balancing(balance):
-            return self._routed(pack.ids_N, pack.positions_N, pack.segments, routes_NLK)
+        balancing = nullcontext() if self.routing is None else self.routing.balancing(balance)
+        with balancing, showing(self._view(pack)):
+            return self._routed(pack.ids_N, pack.positions_N, pack.segments, routes_NLK, pack.shown)
+
+    def _view(self, pack: Pack) -> View | None:
+        """Return the images of a pack; None if it has none."""
+        if not pack.shown:
+            return None
+        if self._sight is None:
+            raise ModelError(
+                f"{self.module.name_or_path} sees no images, and is given tokens that were sampled with some"
+            )
+        return self._sight.view_of(pack.positions_N, pack.shown)
 
     def _routed(
         self,
@@ -332,14 +348,17 @@ class TrainedModel:
         positions_N: IndexArray,
         segments: Sequence[Segment],
         routes_NLK: torch.Tensor | None,
+        shown: Sequence[Shown] = (),
     ) -> torch.Tensor:
         """Return the hidden states, computed with these experts; None lets the model choose."""
         if self.routing is None:
-            return self._hidden(ids_N, positions_N, segments)
+            return self._hidden(ids_N, positions_N, segments, shown)
         with self.routing.replaying(routes_NLK):
-            return self._hidden(ids_N, positions_N, segments)
+            return self._hidden(ids_N, positions_N, segments, shown)
 
-    def _hidden(self, ids_N: IndexArray, positions_N: IndexArray, segments: Sequence[Segment]) -> torch.Tensor:
+    def _hidden(
+        self, ids_N: IndexArray, positions_N: IndexArray, segments: Sequence[Segment], shown: Sequence[Shown]
+    ) -> torch.Tensor:
         """Return the hidden states after the last norm, shape (N, C)."""
         positions = to_device(positions_N, self.device)
         offloads = self._offloads and torch.is_grad_enabled()
@@ -348,7 +367,7 @@ class TrainedModel:
                 input_ids=to_device(ids_N, self.device)[None],
                 position_ids=positions[None],
                 use_cache=False,
-                tree=TreeLayout(segments, positions, varlen=self._varlen),
+                tree=TreeLayout(segments, positions, varlen=self._varlen, shown=shown, both_ways=self._both_ways),
             )
         return output.last_hidden_state[0]  # type: ignore[no-any-return]
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpen.errors import CallError
+from sharpen.families.marks import Marks, Shown, image_tokens
 from sharpen.token_masks import TokenMasks
 from sharpen.trainer.constrained import ConstrainedCall, ConstrainedEntries
 from sharpen.types import BoolArray, Experience, FloatArray, IntArray, RouteArray
@@ -56,6 +57,9 @@ class Pack:
     model choose. Engines may choose others for the same token, if they computed it at different times: a shared token
     is computed once, with those of the first sequence that it belongs to. `rerouted_E` marks the entries of sequences
     that have a token with other experts than their own, of which there are `num_rerouted_tokens`.
+
+    `shown` are the images among the computed tokens. Sequences have a common segment only where their images are the
+    same, not just the ids.
     """
 
     ids_N: IndexArray
@@ -79,6 +83,7 @@ class Pack:
     routes_NLK: RouteArray | None = None
     rerouted_E: BoolArray | None = None
     num_rerouted_tokens: int = 0
+    shown: tuple[Shown, ...] = ()
 
     @property
     def num_computed_tokens(self) -> int:
@@ -106,7 +111,8 @@ class Pack:
 
 @dataclass(slots=True)
 class _Node:
-    """A run of ids in the tree being built. `sequences` are the numbers of those that end within it."""
+    """A run of ids in the tree being built, image tokens marked. `sequences` are the numbers of those that end within
+    it."""
 
     ids: IntArray
     children: list[_Node] = field(default_factory=list)
@@ -159,6 +165,7 @@ class _Builder:
         self._max_tokens = max_tokens
         self._masks = masks
         self._min_shared = min_shared
+        self._marks = Marks()
         self._chosen: list[Experience] = []
         self._root = _Node(np.empty(0, np.int32))
         self._num_tokens = 0
@@ -173,7 +180,8 @@ class _Builder:
         an empty pack."""
         root, added = self._root.copy(), 0
         for number, experience in enumerate(unit, start=len(self._chosen)):
-            added += _insert(root, _computed_ids(experience), number, self._min_shared)
+            ids = self._marks.marked(experience.ids_T, experience.pictures)[: len(_computed_ids(experience))]
+            added += _insert(root, ids, number, self._min_shared)
         alone = self.empty and len(unit) == 1
         longest = max(self._longest, *(len(_computed_ids(experience)) for experience in unit))
         limit = self._max_tokens if longest <= self._max_tokens else longest + longest // 4
@@ -187,13 +195,11 @@ class _Builder:
     def build(self, rollout_ids: tuple[str, ...]) -> Pack:
         """Lay out the tree depth first, and collect the loss entries of every sequence."""
         segments: list[Segment] = []
-        ids: list[IntArray] = []
         positions: list[IndexArray] = []
         indices: dict[int, IndexArray] = {}
 
         def visit(node: _Node, parent: int | None, start: int, path: IndexArray) -> int:
             number, stop = len(segments), start + len(node.ids)
-            ids.append(node.ids)
             positions.append(np.arange(len(path), len(path) + len(node.ids)))
             path = np.concatenate([path, np.arange(start, stop)])
             indices.update((sequence, path) for sequence in node.sequences)
@@ -208,15 +214,19 @@ class _Builder:
         for top in self._root.children:
             end = visit(top, None, end, np.empty(0, np.int64))
         assert end == self._num_tokens
+        ids_N = np.zeros(end, np.int64)
+        for number, path in indices.items():
+            ids_N[path] = self._chosen[number].ids_T[: len(path)]
         entries = _entries(self._chosen, indices, rollout_ids)
         return Pack(
-            ids_N=np.concatenate(ids).astype(np.int64),
+            ids_N=ids_N,
             positions_N=np.concatenate(positions),
             segments=tuple(segments),
             rollout_ids=rollout_ids,
             num_sequences=len(self._chosen),
             num_sequence_tokens=sum(len(experience.ids_T) for experience in self._chosen),
             constrained=_constrained(self._chosen, self._masks),
+            shown=_shown(self._chosen, indices, segments),
             **entries,
             **_routes(self._chosen, indices, end),
         )
@@ -293,6 +303,23 @@ def _entries(
             truncated_E=experience.truncated_T[targets],
         )
     return {name: np.concatenate(arrays) for name, arrays in columns.items()}
+
+
+def _shown(
+    experiences: Sequence[Experience], indices: Mapping[int, IndexArray], segments: Sequence[Segment]
+) -> tuple[Shown, ...]:
+    """Return the images of a pack, in the order of their computed tokens."""
+    starts = [segment.start for segment in segments]
+    found: dict[int, Shown] = {}
+    for sequence, experience in enumerate(experiences):
+        path = indices[sequence]
+        for span in experience.pictures:
+            at_T = image_tokens(experience.ids_T, span)
+            rows_N = path[at_T[at_T < len(path)]]
+            if len(rows_N) and int(rows_N[0]) not in found:
+                segment = segments[int(np.searchsorted(starts, rows_N[-1], side="right")) - 1]
+                found[int(rows_N[0])] = Shown(picture=span.picture, rows_N=rows_N, stop=segment.subtree_stop)
+    return tuple(found[first] for first in sorted(found))
 
 
 def _routes(experiences: Sequence[Experience], indices: Mapping[int, IndexArray], num_tokens: int) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from sharpen.families.modules import decoder_of
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -46,7 +48,8 @@ def shard(module: Any, mesh: DeviceMesh, *, dtype: torch.dtype, cpu_offload: boo
     policy = MixedPrecisionPolicy()
     if dtype == torch.bfloat16:
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for layer in [part for part in module.modules() if isinstance(part, GradientCheckpointingLayer)]:
+    # Towers are gathered with the embeddings: only the ranks that have images compute them.
+    for layer in [part for part in decoder_of(module).modules() if isinstance(part, GradientCheckpointingLayer)]:
         fully_shard(layer, mp_policy=policy, reshard_after_forward=True, **settings)
     fully_shard(module, reshard_after_forward=not keep_head, **settings)
     for part in module.modules():

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import torch
 
+from sharpen.families.marks import BothWays
 from sharpen.inference.embedded.kv import LENGTH_BUCKET, KVLayout, KVPool, KVShape, LayerKV
 from sharpen.inference.embedded.products import AttentionRule, products
 from sharpen.inference.embedded.prompts import PromptAttention, SlotKeys
@@ -26,12 +27,16 @@ _MAX_GATHERED = 1 << 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSegment:
-    """Consecutive rows of the step from `first_row` on: positions `start` .. `end` - 1 of the sequence in `slot`."""
+    """Consecutive rows of the step from `first_row` on: positions `start` .. `end` - 1 of the sequence in `slot`.
+
+    `blocks` are the positions (first, end) among them whose tokens attend to each other both ways.
+    """
 
     slot: int
     first_row: int
     start: int
     end: int
+    blocks: tuple[tuple[int, int], ...] = ()
 
 
 class StepAttention(Protocol):
@@ -100,8 +105,11 @@ class SlotAttention:
         num_decode: int,
         kv_length: int,
         segments: Sequence[SlotSegment],
+        both_ways: BothWays = "",
     ) -> None:
+        """`both_ways`: in which layers the segments' blocks attend both ways."""
         self._pool = pool
+        self._both_ways = both_ways
         self._slot_N = slot_N
         self._position_N = position_N
         self._num_decode = num_decode
@@ -129,6 +137,10 @@ class SlotAttention:
                 values_KTE=kv.values_SKTE[segment.slot, :, : segment.end],
             )
             out[rows] = self._prompts.attend(q_NHD[rows], seen, rule)
+            if segment.blocks and (self._both_ways == "everywhere" or rule.window is not None):
+                for first, end in segment.blocks:
+                    inside = slice(segment.first_row + first - segment.start, segment.first_row + end - segment.start)
+                    out[inside] = self._prompts.attend_both_ways(q_NHD[inside], seen.since(0, end), rule)
         return out
 
     def _decode(self, kv: LayerKV, q_BHD: torch.Tensor, rule: AttentionRule) -> torch.Tensor:

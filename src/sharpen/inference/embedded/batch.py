@@ -69,9 +69,23 @@ def collect_work(table: SlotTable, token_budget: int, *, stateful: bool = False)
         if stateful and (job := table.jobs[slot]) is not None:
             stops = (stop for stop in job.stops if stop > start)
             end = min(end, int(table.num_ids_S[slot]) - 1, *stops)
+        end = _beside_blocks(table, slot, start, end)
         spans.append((slot, start, end))
         token_budget -= end - start
     return StepWork(decoding=np.flatnonzero(todo_S == 1), spans=tuple(spans))
+
+
+def _beside_blocks(table: SlotTable, slot: int, start: int, end: int) -> int:
+    """Return an end of a span that cuts through no image whose tokens attend both ways."""
+    for first, stop in _blocks(table, slot):
+        if first < end < stop:
+            return first if first > start else stop
+    return end
+
+
+def _blocks(table: SlotTable, slot: int) -> tuple[tuple[int, int], ...]:
+    job = table.jobs[slot]
+    return () if job is None or job.pictures is None else job.pictures.blocks
 
 
 def on_device(values: Indices | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -100,7 +114,7 @@ def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
     kv_length = 0
     if num_decode:
         last_S = table.kv_len_S[decoding]
-        token_N[decoding] = table.ids_ST[decoding, last_S]
+        token_N[decoding] = table.tokens(decoding, last_S)
         position_N[decoding] = last_S
         slot_N[decoding] = decoding
         kv_length = bucketed(int(last_S.max()) + 1)
@@ -108,10 +122,11 @@ def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
     row = num_decode
     for slot, start, end in work.spans:
         rows = slice(row, row + end - start)
-        token_N[rows] = table.ids_ST[slot, start:end]
+        token_N[rows] = table.tokens(slot, slice(start, end))
         position_N[rows] = np.arange(start, end)
         slot_N[rows] = slot
-        segments.append(SlotSegment(slot=slot, first_row=row, start=start, end=end))
+        blocks = tuple(block for block in _blocks(table, slot) if start <= block[0] and block[1] <= end)
+        segments.append(SlotSegment(slot=slot, first_row=row, start=start, end=end, blocks=blocks))
         row = rows.stop
         if end == table.num_ids_S[slot]:
             end_rows.append(row - 1)
@@ -157,7 +172,7 @@ def _fixed_chunk(table: SlotTable, slots: Indices, positions: Indices, scratch: 
     token_N = np.zeros(FIXED_ROWS, np.int64)
     position_N = np.full(FIXED_ROWS, positions[0], np.int64)
     slot_N = np.full(FIXED_ROWS, scratch, np.int64)
-    token_N[:count] = table.ids_ST[slots, positions]
+    token_N[:count] = table.tokens(slots, positions)
     position_N[:count] = positions
     slot_N[:count] = slots
     sampled = np.flatnonzero(positions == table.num_ids_S[slots] - 1)

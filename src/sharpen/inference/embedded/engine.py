@@ -31,6 +31,7 @@ from sharpen.inference.embedded.graphs import CudaRecorder, DecodeGraphs
 from sharpen.inference.embedded.kv import KVLayout, KVPool, default_budget_bytes
 from sharpen.inference.embedded.matmul import DEFAULT, MatmulChoice, choose_float32_matmul, float32_matmul
 from sharpen.inference.embedded.mixing import Mixing, example_state
+from sharpen.inference.embedded.pictures import EnginePictures
 from sharpen.inference.embedded.scheduler import Scheduler
 from sharpen.inference.embedded.selfcheck import check_forward, reference_logits
 from sharpen.inference.embedded.slots import SlotRequest
@@ -93,7 +94,7 @@ class EmbeddedEngine:
         self._adapters = adapters
         shape = inspect_model(_prepared(model, adapters), max_model_len)
         self.matmul = _choose_matmul(model, fixed=deterministic or not alone)
-        self._model = model
+        self._model, self._pictures = model, EnginePictures(model, deterministic=deterministic)
         self._max_model_len = max_model_len
         self._vocab_size = shape.vocab_size
         self._decode_text = stop_decoder
@@ -123,6 +124,7 @@ class EmbeddedEngine:
             masks=self._masks,
             routing=routing,
             mixing=mixing,
+            pictures=self._pictures,
         )
         self._driver: asyncio.Task[None] | None = None
         self._num_requests = 0
@@ -195,10 +197,17 @@ class EmbeddedEngine:
         """Sample one continuation; see `Engine.generate`.
 
         Raises `ContextOverflowError` if the prompt leaves no room for a token, `SamplingError` for invalid parameters,
-        ids or constraints, `EngineError` if the engine is closed or a step fails.
+        ids, images or constraints, `ImageError` if an image cannot be read, `EngineError` if the engine is closed or a
+        step fails.
         """
         self._check_open()
         job = self._new_job(request)
+        if request.pictures:
+            job.pictures = await asyncio.to_thread(self._pictures.read, request)
+            self._check_open()
+            assert job.pictures is not None
+            job.ids_T = job.pictures.ids_P
+            self._scheduler.table.image_token_id = self._pictures.image_token_id
         if request.constraint is not None:
             job.matcher = await self._matcher(request.constraint)
             self._check_open()
@@ -303,6 +312,7 @@ class EmbeddedEngine:
         if self._scheduler.states is not None:
             self._scheduler.states.release()
         self._model = None
+        del self._pictures
         self._stepper.release()
 
 

@@ -61,6 +61,22 @@ class PromptAttention:
             out[rows] = self._block(q_NHD[rows], block, rule)
         return out
 
+    def attend_both_ways(self, q_NHD: torch.Tensor, kv: SlotKeys, rule: AttentionRule) -> torch.Tensor:
+        """Attend with the queries of the last keys, each of which sees all keys that its window does not hide; shape
+        [N, H * E]."""
+        num_rows, heads, _ = q_NHD.shape
+        budget = _BLOCK_SCORES.get(q_NHD.device.type, _BLOCK_SCORES["cpu"])
+        size, outs = max(16, budget // (heads * kv.end)), []
+        key_at = torch.arange(kv.end, device=q_NHD.device)
+        for row in range(0, num_rows, size):
+            query_at = key_at[kv.end - num_rows + row :][:size]
+            hidden_LS = torch.zeros(len(query_at), kv.end, dtype=torch.bool, device=q_NHD.device)
+            if rule.window is not None:
+                hidden_LS = key_at <= query_at[:, None] - rule.window
+            mask_LS = torch.zeros(hidden_LS.shape, dtype=q_NHD.dtype, device=q_NHD.device)
+            outs.append(_products(q_NHD[row : row + size], kv, rule, mask_LS.masked_fill_(hidden_LS, -torch.inf)))
+        return torch.cat(outs)
+
     def _block(self, q_LHD: torch.Tensor, kv: SlotKeys, rule: AttentionRule) -> torch.Tensor:
         """Attend with queries that belong to the last keys. Every query's window is within them."""
         num_rows = len(q_LHD)
@@ -108,14 +124,7 @@ class PromptAttention:
         )[0]
 
     def _plain(self, q_LHD: torch.Tensor, kv: SlotKeys, rule: AttentionRule) -> torch.Tensor:
-        num_rows, heads, head_dim = q_LHD.shape
-        kv_heads = kv.keys_KDT.shape[0]
-        group = heads // kv_heads
-        q = q_LHD.reshape(num_rows, kv_heads, group, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
-        mask_LS = self._mask(num_rows, kv.end, rule.window, q)
-        sinks = None if rule.sinks_H is None else rule.sinks_H.repeat_interleave(num_rows).view(kv_heads, -1, 1)
-        out = products(q, kv.keys_KDT, kv.values_KTE, mask_LS.repeat(group, 1), rule, sinks)
-        return out.view(kv_heads, group, num_rows, -1).permute(2, 0, 1, 3).reshape(num_rows, -1)
+        return _products(q_LHD, kv, rule, self._mask(len(q_LHD), kv.end, rule.window, q_LHD))
 
     def _mask(self, num_queries: int, num_keys: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
         mask_LS = self._masks.get((num_queries, num_keys, window, like.dtype))
@@ -123,6 +132,17 @@ class PromptAttention:
             mask_LS = window_mask(num_queries, num_keys, window, like.dtype, like.device)
             self._masks[(num_queries, num_keys, window, like.dtype)] = mask_LS
         return mask_LS
+
+
+def _products(q_LHD: torch.Tensor, kv: SlotKeys, rule: AttentionRule, mask_LS: torch.Tensor) -> torch.Tensor:
+    """Attend by plain products, under a mask that is added to the scores."""
+    num_rows, heads, head_dim = q_LHD.shape
+    kv_heads = kv.keys_KDT.shape[0]
+    group = heads // kv_heads
+    q = q_LHD.reshape(num_rows, kv_heads, group, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
+    sinks = None if rule.sinks_H is None else rule.sinks_H.repeat_interleave(num_rows).view(kv_heads, -1, 1)
+    out = products(q, kv.keys_KDT, kv.values_KTE, mask_LS.repeat(group, 1), rule, sinks)
+    return out.view(kv_heads, group, num_rows, -1).permute(2, 0, 1, 3).reshape(num_rows, -1)
 
 
 def _blocks(q_NHD: torch.Tensor, start: int, rule: AttentionRule) -> Iterator[tuple[slice, int]]:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpen.families.routing import RouteShape
+from sharpen.inference.embedded.pictures import JobPictures
 from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.types import FloatArray, IntArray, RouteArray
 
@@ -29,7 +30,10 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SlotRequest:
-    """A job: a request, the future of its result, and the tokens sampled before it was last suspended."""
+    """A job: a request, the future of its result, and the tokens sampled before it was last suspended.
+
+    `ids_T` are the prompt's ids and the sampled ones; of its images, the marks (`families.marks`).
+    """
 
     request: GenerateRequest
     future: asyncio.Future[Generation]
@@ -43,6 +47,8 @@ class SlotRequest:
     """The state of the request's constraint after the sampled tokens; None without one."""
     stops: frozenset[int] = frozenset()
     """Positions of the prompt at which the recurrent state is kept. Set by the scheduler."""
+    pictures: JobPictures | None = None
+    """The images of the prompt; None if it has none."""
 
     @property
     def num_prompt(self) -> int:
@@ -55,10 +61,13 @@ class SlotTable:
 
     `watched_S` marks slots to check after every token: their requests have stop strings, or ask for top
     logprobs or to be told of each token. `constrained_S` marks slots whose requests have a constraint. `routes_STLK`
-    has the experts of each position with KV; its last two sizes are 0 for a dense model.
+    has the experts of each position with KV; its last two sizes are 0 for a dense model. In `ids_ST` image tokens are
+    marked: negative, and different for different images.
     """
 
     def __init__(self, routes: RouteShape | None = None) -> None:
+        self.image_token_id = 0
+        """What marks stand for; 0 until there is an image."""
         self.num_slots = 0
         self.length = 0
         self.jobs: list[SlotRequest | None] = []
@@ -154,6 +163,11 @@ class SlotTable:
         self.versions_ST[slots_R, at_R] = version
         self.num_ids_S[slots_R] = at_R + 1
 
+    def tokens(self, slots: Indices | int, positions: Indices | slice) -> IntArray:
+        """Return the ids at some positions of one slot, or of several."""
+        ids: IntArray = self.ids_ST[slots, positions]
+        return np.where(ids < 0, self.image_token_id, ids) if self.image_token_id else ids
+
     def sampled(self, slot: int) -> tuple[IntArray, FloatArray, IntArray]:
         """Return copies of the ids, logprobs and versions that the job in `slot` has sampled."""
         span = slice(int(self.num_prompt_S[slot]), int(self.num_ids_S[slot]))
@@ -188,7 +202,7 @@ class SlotTable:
         job = self.jobs[slot]
         assert job is not None
         ids_S, job.logprobs_S, job.versions_S = self.sampled(slot)
-        job.ids_T = np.concatenate([job.request.prompt_ids.astype(np.int32), ids_S])
+        job.ids_T = np.concatenate([job.ids_T[: job.num_prompt], ids_S])
         self.retire(slot, now)
         return job
 

@@ -15,6 +15,7 @@ import torch
 
 from sharpen.errors import ConstraintError, EngineError
 from sharpen.families.routing import Routing, recording, to_array
+from sharpen.families.sight import View, showing
 from sharpen.inference.embedded.attention import FixedShapeAttention, SlotAttention, StepAttention
 from sharpen.inference.embedded.batch import (
     FIXED_ROWS,
@@ -29,6 +30,7 @@ from sharpen.inference.embedded.forward import Forward
 from sharpen.inference.embedded.graphs import DecodeGraphs
 from sharpen.inference.embedded.mixing import Mixing
 from sharpen.inference.embedded.noise import uniforms
+from sharpen.inference.embedded.pictures import EnginePictures
 from sharpen.inference.embedded.sampling import SampledRows, SamplingRows, sample
 from sharpen.inference.embedded.scheduler import Scheduler
 from sharpen.inference.embedded.slots import Indices, SlotRequest
@@ -62,10 +64,11 @@ class Stepper:
         masks: TokenMasks | None = None,
         routing: Routing | None = None,
         mixing: Mixing | None = None,
+        pictures: EnginePictures | None = None,
     ) -> None:
         """`graphs` compute the steps that they support; None: all steps are computed eagerly. `masks` are needed for
         requests with a constraint, `mixing` for recurrent and convolution layers. `routing` is that of a mixture of
-        experts, whose choices are noted."""
+        experts, whose choices are noted, `pictures` of jobs with images."""
         self.version = version
         self.graphs = graphs
         self.steps = 0
@@ -80,12 +83,13 @@ class Stepper:
         self._masks = masks
         self._routing = routing
         self._mixing = mixing
+        self._pictures = pictures
         self._is_end_V = np.zeros(vocab_size, np.bool_)
         self._is_end_V[[end_id for end_id in end_ids if end_id < vocab_size]] = True
 
     def release(self) -> None:
         """Drop all references to the weights. No step may follow."""
-        del self._forward, self._routing, self._mixing
+        del self._forward, self._routing, self._mixing, self._pictures
         if self.graphs is not None:
             self.graphs.release()
 
@@ -131,12 +135,13 @@ class Stepper:
                 num_decode=batch.num_decode,
                 kv_length=batch.kv_length,
                 segments=batch.segments,
+                both_ways=self._pictures.both_ways if self._pictures is not None else "",
             )
             rows = np.zeros(padded_rows(max(1, len(batch.rows_R))), np.int64)
             rows[: len(batch.rows_R)] = batch.rows_R
         if self._mixing is not None:
             self._mixing.lay_out(batch.decoding, batch.segments)
-        with recording(self._routing) as recorded:
+        with recording(self._routing) as recorded, showing(self._view(batch)):
             logits = self._forward.logits(token_N, position_N, attention, on_device(rows, self._device))
             if recorded is not None and self._routing is not None:
                 routes_NLK = to_array(recorded.routes_NLK, self._routing.shape)
@@ -148,6 +153,13 @@ class Stepper:
         else:
             logits_RV = logits[: len(batch.rows_R)]
         return sample(logits_RV, self._sampling_rows(batch.slots_R))
+
+    def _view(self, batch: StepBatch) -> View | None:
+        """Return the images that a batch computes; None if no job of its slots has any."""
+        if self._pictures is None:
+            return None
+        jobs = {slot: job.pictures for slot, job in self._scheduler.running() if job.pictures is not None}
+        return self._pictures.view(jobs, batch.slot_N, batch.position_N)
 
     def _select_rows(self, logits_NV: torch.Tensor, rows_R: Indices) -> torch.Tensor:
         """Return the rows that are sampled from. Usually these are the first ones, which needs no copy."""

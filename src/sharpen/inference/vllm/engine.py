@@ -153,6 +153,8 @@ class VLLMEngine:
         or ids, `EngineError` if generation fails, `EngineLostError` if the engine is closed or dies.
         """
         self._check_open()
+        if request.pictures:
+            raise SamplingError("the vLLM engine is given no images yet: use the embedded engine for them")
         vocab_size = text_config(self._skeleton.config).vocab_size
         max_new = check_request(request, max_model_len=self._max_model_len, vocab_size=vocab_size)
         if request.constraint is not None:

@@ -1,0 +1,177 @@
+"""Reads images as a model's own processor does: into image tokens of a prompt, and into the tensors of its tower.
+
+In: a checkpoint's folder; image files. Out: the text and token ids that stand for them, and the tensors that the tower
+takes. Transformers' processors that compute with Pillow are used everywhere, so that engine and trainer, on whatever
+machine, see the same pixels.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharpen.errors import ImageError, ModelError
+from sharpen.families.pieces import Piece, pieces_of
+from sharpen.families.table import missing_images
+from sharpen.families.tokenizer import load_tokenizer
+from sharpen.types import IntArray, Picture, PictureSpan
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+"""The formats that are read; of a moving image its first frame."""
+MAX_PIXELS = 64 * 2**20
+"""Larger images are refused before they are unpacked: a file of a few kilobytes can hold gigabytes of pixels."""
+
+_CACHED_BYTES = 256 * 2**20
+Features = Mapping[str, "torch.Tensor"]
+"""What a model's `get_image_features` takes for one image, by argument."""
+
+
+def open_image(data: bytes) -> Image:
+    """Return an image file's pixels as RGB, upright. Raises `ImageError` if it cannot be read."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if image.width * image.height > MAX_PIXELS:
+            raise ImageError(f"an image of {image.width}x{image.height} pixels is too large: at most {MAX_PIXELS}")
+        return ImageOps.exif_transpose(image).convert("RGB")
+    except UnidentifiedImageError:
+        raise ImageError(f"a file of {len(data)} bytes is no image that is read here ({', '.join(FORMATS)})") from None
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        if isinstance(error, ImageError):
+            raise
+        raise ImageError(f"an image of {len(data)} bytes cannot be decoded: {error}") from error
+
+
+class Eyes:
+    """How a model reads images. May be used by several threads."""
+
+    def __init__(self, processor: Any, config: Any) -> None:
+        self._processor = processor
+        self._lock = threading.Lock()
+        self._texts: dict[str, str] = {}
+        self._features: OrderedDict[str, Features] = OrderedDict()
+        self.placeholder: str = processor.image_token
+        """What stands for one image in the text that the chat template writes."""
+        self.image_token_id: int = config.image_token_id
+        """The id that the tower's output replaces, token by token."""
+        self._image_token: str = processor.tokenizer.convert_ids_to_tokens(self.image_token_id)
+
+    def expand_text(self, text: str, pictures: Sequence[Picture]) -> str:
+        """Replace each placeholder by what the processor writes for its picture. Raises `ImageError` unless there is
+        one for each picture."""
+        parts = text.split(self.placeholder)
+        if len(parts) - 1 != len(pictures):
+            raise ImageError(
+                f"the rendered prompt has {len(parts) - 1} times {self.placeholder!r} for {len(pictures)} images: "
+                "there must be one for each, so no message may contain it as text"
+            )
+        written = [self._text(picture) for picture in pictures]
+        return "".join(part + text for part, text in zip(parts, [*written, ""], strict=True))
+
+    def spans(self, ids: Sequence[int] | IntArray, pictures: Sequence[Picture]) -> tuple[PictureSpan, ...]:
+        """Return where the tokens of the pictures lie in the ids of an expanded text. Raises `ImageError` if they do
+        not hold exactly these."""
+        at = np.flatnonzero(np.asarray(ids) == self.image_token_id)
+        counts = [self.num_tokens(picture) for picture in pictures]
+        if len(at) != sum(counts):
+            raise ImageError(f"the prompt has {len(at)} image tokens, but its images are {sum(counts)}")
+        found, first = [], 0
+        for picture, count in zip(pictures, counts, strict=True):
+            own = at[first : first + count]
+            found.append(PictureSpan(picture=picture, start=int(own[0]), length=int(own[-1] - own[0]) + 1))
+            first += count
+        return tuple(found)
+
+    def expand(self, text: str, pictures: Sequence[Picture]) -> tuple[IntArray, tuple[PictureSpan, ...]]:
+        """Return the ids of a rendered prompt with its images, and where they lie."""
+        expanded = self.expand_text(text, pictures)
+        ids = np.array(self._processor.tokenizer(expanded, add_special_tokens=False)["input_ids"], np.int32)
+        return ids, self.spans(ids, pictures)
+
+    def num_tokens(self, picture: Picture) -> int:
+        """Return how many image tokens stand for a picture. Raises `ImageError` if it cannot be read."""
+        return self._text(picture).count(self._image_token)
+
+    def features(self, picture: Picture) -> Features:
+        """Return the tensors of a picture for the model's tower. Raises `ImageError` if it cannot be read."""
+        with self._lock:
+            if picture.sha256 in self._features:
+                self._features.move_to_end(picture.sha256)
+                return self._features[picture.sha256]
+        image = open_image(picture.data)
+        tensors: Features
+        try:
+            tensors, (text,) = self._processor.read([image])
+        except ValueError as error:  # such as its shape
+            raise ImageError(f"the model cannot read an image of {image.width}x{image.height}: {error}") from error
+        with self._lock:
+            self._texts[picture.sha256] = text
+            self._features[picture.sha256] = tensors
+            while len(self._features) > 1 and _num_bytes(self._features.values()) > _CACHED_BYTES:
+                self._features.popitem(last=False)
+        return tensors
+
+    def _text(self, picture: Picture) -> str:
+        if picture.sha256 not in self._texts:
+            self.features(picture)
+        return self._texts[picture.sha256]
+
+
+def eyes_of(checkpoint: str | Path, config: Any) -> Eyes | None:
+    """Return how the model in a folder reads images; None if it has no vision tower. Raises `ModelError` if its images
+    are not read here, or its processor's files are missing."""
+    if Piece.VISION not in pieces_of(config):
+        return None
+    if missing := missing_images(config):
+        raise ModelError(f"no images can be shown to {checkpoint}: {missing}; its text is served")
+    return Eyes(_processor(Path(checkpoint), config), config)
+
+
+def _processor(folder: Path, config: Any) -> Any:
+    """Return a checkpoint's processor, for images alone: that of videos would need torchvision."""
+    from transformers import AutoImageProcessor
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    plain: Any = PROCESSOR_MAPPING[type(config)]
+
+    class ImageReader(plain):  # type: ignore[misc]
+        """The processor without the parts that are None."""
+
+        def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
+            return None if argument is None else super().check_argument_for_proper_class(name, argument)
+
+        def read(self, images: list[Image]) -> tuple[Features, list[str]]:
+            """Return the tensors of images, and what stands for each in a text."""
+            settings = self._merge_kwargs(return_tensors="pt")["images_kwargs"]
+            tensors, texts = self._process_images(images, **settings)
+            return {name: tensors[name] for name in tensors if name not in self.unused_input_names}, texts
+
+    try:
+        images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        settings, _ = (
+            ImageReader.get_processor_dict(folder) if (folder / "processor_config.json").is_file() else ({}, {})
+        )
+    except ImportError as error:
+        raise ModelError(f"the image processor of {folder} needs packages that are not installed: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{folder} holds no image processor ({type(error).__name__}: {str(error).splitlines()[0]}): copy "
+            "preprocessor_config.json, or processor_config.json, of the original model there"
+        ) from error
+    parts = {"image_processor": images, "tokenizer": load_tokenizer(folder)}
+    return ImageReader.from_args_and_dict([parts.get(name) for name in ImageReader.get_attributes()], settings)
+
+
+def _num_bytes(cached: Any) -> int:
+    return sum(tensor.numel() * tensor.itemsize for features in cached for tensor in features.values())

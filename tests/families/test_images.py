@@ -1,0 +1,117 @@
+"""Images become the tokens and tensors that the model's own processor makes of them."""
+
+import io
+
+import numpy as np
+import pytest
+from picture_toys import SEEING, draw, make_seeing_checkpoint, make_seeing_config
+from PIL import Image
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+from sharpen.errors import ImageError, ModelError
+from sharpen.families.images import MAX_PIXELS, eyes_of, open_image
+from sharpen.types import Picture
+
+QUESTION = (
+    "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>what? <|vision_start|><|image_pad|><|vision_end|>"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, toy_model_dir):
+    return make_seeing_checkpoint("qwen3_vl", tmp_path_factory.mktemp("seeing"), toy_model_dir)
+
+
+@pytest.fixture(scope="module")
+def eyes(folder):
+    return eyes_of(folder, AutoConfig.from_pretrained(folder))
+
+
+class OwnProcessor(Qwen3VLProcessor):
+    """Transformers' processor, with no part for videos (which needs torchvision)."""
+
+    def check_argument_for_proper_class(self, name, argument):
+        return None if argument is None else super().check_argument_for_proper_class(name, argument)
+
+
+def test_the_ids_and_tensors_are_those_of_the_models_own_processor(folder, eyes):
+    pictures = [draw(1, 16, 16), draw(2, 40, 24)]
+    processor = OwnProcessor(
+        AutoImageProcessor.from_pretrained(folder, backend="pil"), AutoTokenizer.from_pretrained(folder), None
+    )
+    own = processor(
+        text=QUESTION, images=[open_image(p.data) for p in pictures], add_special_tokens=False, return_tensors="pt"
+    )
+    ids, spans = eyes.expand(QUESTION, pictures)
+    assert ids.tolist() == own["input_ids"][0].tolist()
+    inside = np.zeros(len(ids), int)
+    for span in spans:
+        inside[span.start : span.stop] = 1
+    assert inside.tolist() == own["mm_token_type_ids"][0].tolist()
+    assert [(span.picture, span.length) for span in spans] == [(pictures[0], 4), (pictures[1], 15)]
+    features = [eyes.features(picture) for picture in pictures]
+    assert np.concatenate([f["pixel_values"] for f in features]).tolist() == own["pixel_values"].tolist()
+    assert [f["image_grid_thw"][0].tolist() for f in features] == own["image_grid_thw"].tolist()
+
+
+@pytest.mark.parametrize("pictures", [[], [draw(1)], [draw(1)] * 3])
+def test_placeholders_and_pictures_must_be_as_many(eyes, pictures):
+    with pytest.raises(ImageError, match=f"2 times .* for {len(pictures)} images"):
+        eyes.expand(QUESTION, pictures)
+
+
+def test_image_tokens_of_no_picture_are_noticed(eyes):
+    ids, _ = eyes.expand(QUESTION, [draw(1), draw(2)])
+    with pytest.raises(ImageError, match="8 image tokens, but its images are 4"):
+        eyes.spans(ids, [draw(1)])
+
+
+def saved(image, kind, **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "P"])
+def test_every_format_and_mode_is_read(eyes, kind, mode):
+    image = Image.new("RGB", (20, 12), (200, 10, 10)).convert(mode)
+    if kind in ("JPEG", "WEBP") and mode == "P":
+        image = image.convert("RGB")
+    assert eyes.features(Picture.of(saved(image, kind)))["image_grid_thw"].tolist() == [[1, 4, 4]]
+
+
+def test_a_photograph_is_turned_as_its_camera_says():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert open_image(saved(Image.new("RGB", (20, 12)), "JPEG", exif=exif)).size == (12, 20)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no image"),
+        (b"hello", "no image"),
+        (saved(Image.new("RGB", (4, 4)), "TIFF"), "no image"),
+        (saved(Image.new("RGB", (64, 64)), "PNG")[:60], "cannot be decoded"),
+        (saved(Image.new("1", (MAX_PIXELS // 8192 + 1, 8192)), "PNG"), "too large"),
+    ],
+)
+def test_what_is_no_image_is_named(eyes, data, message):
+    with pytest.raises(ImageError, match=message):
+        eyes.features(Picture.of(data))
+
+
+def test_a_model_without_a_tower_has_no_eyes(toy_model_dir):
+    assert eyes_of(toy_model_dir, AutoConfig.from_pretrained(toy_model_dir)) is None
+
+
+def test_a_checkpoint_without_its_processor_names_the_file(folder, tmp_path):
+    with pytest.raises(ModelError, match=r"preprocessor_config\.json"):
+        eyes_of(tmp_path, AutoConfig.from_pretrained(folder))
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_every_seeing_type_has_eyes(toy_model_dir, folder, kind):
+    assert eyes_of(folder, make_seeing_config(kind, toy_model_dir)).placeholder == "<|image_pad|>"

@@ -1,0 +1,105 @@
+"""The image column of the table (`make test-models`): a tiny checkpoint of every family whose images are read.
+
+What the engine samples and the trainer trains is what transformers computes from the pixels, and the checkpoint of a
+certified step comes back with its tower byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from picture_toys import IMAGES, SEEING, draw, make_seeing_checkpoint, own_logprobs
+from toy_engines import run_all
+from trainer_toys import make_experience
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from sharpen.families.images import Eyes, eyes_of
+from sharpen.families.modules import text_parameters
+from sharpen.families.table import FAMILIES
+from sharpen.inference.embedded.engine import EmbeddedEngine
+from sharpen.inference.engine import GenerateRequest
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.packing import pack
+from sharpen.types import Experience, Sampling
+
+pytestmark = pytest.mark.models
+Seeing = Callable[[str], tuple[Path, Eyes, Any]]
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory, toy_model_dir: Path) -> Seeing:
+    """The folder of a type's checkpoint, its eyes, and transformers' own model."""
+    made: dict[str, tuple[Path, Eyes, Any]] = {}
+
+    def get(kind: str) -> tuple[Path, Eyes, Any]:
+        if kind not in made:
+            folder = make_seeing_checkpoint(kind, tmp_path_factory.mktemp(kind), toy_model_dir)
+            own = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+            eyes = eyes_of(folder, AutoConfig.from_pretrained(folder))
+            assert eyes is not None
+            made[kind] = folder, eyes, own
+        return made[kind]
+
+    return get
+
+
+def test_every_family_whose_images_are_read_is_tested() -> None:
+    assert {kind for family in FAMILIES if family.images for kind in family.types[:1]} == set(SEEING)
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_the_engine_samples_what_transformers_computes_from_the_pixels(seeing: Seeing, kind: str) -> None:
+    folder, eyes, own = seeing(kind)
+    engine = EmbeddedEngine.from_pretrained(str(folder), max_model_len=256)
+    ids, spans = eyes.expand(f"what is {IMAGES[kind]}, and {IMAGES[kind]}?", [draw(1, 48, 16), draw(2, 16, 24)])
+    request = GenerateRequest(prompt_ids=ids, sampling=Sampling(temperature=1.0, max_tokens=8), noise=0, pictures=spans)
+    (generation,) = run_all(engine, [request])
+    images = np.flatnonzero(generation.ids == eyes.image_token_id)  # transformers would count one as an image's
+    count = int(images[0]) if len(images) else len(generation.ids)
+    whole = np.concatenate([ids, generation.ids[:count]])
+    expected = own_logprobs(own, eyes, whole, spans, range(len(ids), len(whole))).detach()
+    torch.testing.assert_close(torch.tensor(generation.logprobs[:count]), expected, atol=2e-4, rtol=0)
+
+
+def _sequences(eyes: Eyes, kind: str) -> list[Experience]:
+    """Two groups, whose questions have the same ids and different images."""
+    found = []
+    for group in range(2):
+        ids, spans = eyes.expand(f"how many shapes? {IMAGES[kind]} answer:", [draw(group, 40, 16)])
+        for member in range(2):
+            answer = np.random.default_rng(member).integers(3, 200, 5).tolist()
+            one = make_experience(f"g{group}/{member}", [*ids, *answer], [(len(ids), len(ids) + 5)], advantage=1.0)
+            found.append(replace(one, pictures=spans))
+    return found
+
+
+ALONE = [kind for kind in SEEING if kind != "qwen3_5_moe"]
+"""Those whose logprobs depend on no recorded routing."""
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_a_packed_tree_has_the_loss_and_gradients_of_separate_sequences(seeing: Seeing, kind: str) -> None:
+    folder, eyes, own = seeing(kind)
+    own.zero_grad()
+    experiences = _sequences(eyes, kind)
+    (packed,) = pack(experiences, 10_000, min_shared_tokens=1)
+    policy = TrainedModel.load(folder, dtype="float32", device=torch.device("cpu"))
+    logprobs = policy.score(packed).logprobs_E
+    (logprobs.sum() / 10).backward()
+    expected = torch.cat(
+        [own_logprobs(own, eyes, e.ids_T, e.pictures, np.flatnonzero(e.loss_mask_T)) for e in experiences]
+    )
+    (expected.sum() / 10).backward()
+    torch.testing.assert_close(logprobs, expected, atol=2e-4, rtol=0)
+    gradients = {name: parameter.grad for name, parameter in text_parameters(own) if parameter.grad is not None}
+    for name, parameter in policy.parameters():
+        if name in gradients:
+            scale = float(gradients[name].abs().max())
+            torch.testing.assert_close(parameter.grad, gradients[name], atol=2e-3 * scale + 1e-5, rtol=0)
+    assert len(gradients) > 5
