@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Decode = Callable[[Sequence[int]], str]
 _CONTEXT_IDS, _MAX_PIECE = 4, 8
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_IMAGE = re.compile("sha256:([0-9a-f]{64})")
 _DIRECTION = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -50,13 +51,26 @@ def pieces(ids_S: IntArray, decode: Decode | None) -> Iterator[tuple[int, int, s
 
 
 def content_text(content: Any) -> str:
-    """Return a message's content as text, with the types of other parts in brackets."""
+    """Return a message's content as text, with images by the beginning of their hash, and the types of other parts, in
+    brackets."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, Sequence):
         return json.dumps(content, ensure_ascii=False)
     parts = [part if isinstance(part, Mapping) else {"text": str(part)} for part in content]
-    return "\n".join(str(part.get("text", f"[{part.get('type', 'part')}]")) for part in parts)
+    return "\n".join(str(part.get("text", f"[{_other_part(part)}]")) for part in parts)
+
+
+def image_name(part: Mapping[str, Any]) -> str | None:
+    """Return the hash of the recorded image that a part of a message stands for; None for another part."""
+    source = part.get("image_url")
+    found = _IMAGE.fullmatch(str(source.get("url", ""))) if isinstance(source, Mapping) else None
+    return None if found is None else found[1]
+
+
+def _other_part(part: Mapping[str, Any]) -> str:
+    name = image_name(part)
+    return f"image {name[:12]}" if name is not None else str(part.get("type", "part"))
 
 
 def tool_calls(message: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -12,14 +12,18 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpen.errors import ImageError
+
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+HalfArray = npt.NDArray[np.float16]
 RouteArray = npt.NDArray[np.unsignedinteger[Any]]
 """The numbers of chosen experts: uint8 if a layer has at most 256, else uint16."""
 
@@ -86,17 +90,53 @@ class Span:
     span_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_FIRST_BYTES: Mapping[bytes, str] = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Picture:
-    """An image file as the agent sent it. Two with the same content are equal."""
+    """An image file as the agent sent it: its `content`, or the `path` of a recorded one, which is read when its `data`
+    are needed. Two with the same content are equal."""
 
     sha256: str
-    data: bytes = field(compare=False, repr=False)
+    content: bytes | None = field(default=None, compare=False, repr=False)
+    path: Path | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, data: bytes) -> Picture:
+    def of(cls, content: bytes) -> Picture:
         """Return the picture with this content."""
-        return cls(sha256=hashlib.sha256(data).hexdigest(), data=data)
+        return cls(sha256=hashlib.sha256(content).hexdigest(), content=content)
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the file. Raises `ImageError` if a recorded one is missing, or is no longer what it was."""
+        if self.content is not None:
+            return self.content
+        assert self.path is not None
+        try:
+            content = self.path.read_bytes()
+        except OSError as error:
+            raise ImageError(f"the image {self.path} of a recorded call cannot be read: {error.strerror}") from error
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise ImageError(f"the image {self.path} of a recorded call has been changed: its hash is another")
+        return content
+
+    @property
+    def media_type(self) -> str:
+        """What kind of file it is, by its first bytes: one of the four formats that are read, or nothing known."""
+        data = self.data
+        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+            return "image/webp"
+        found = [kind for start, kind in _FIRST_BYTES.items() if data.startswith(start)]
+        return found[0] if found else "application/octet-stream"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel with the content: another machine has no such path."""
+        return _whole_picture, (self.sha256, self.data)
+
+
+def _whole_picture(sha256: str, content: bytes) -> Picture:
+    return Picture(sha256=sha256, content=content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +244,18 @@ class Outcome(StrEnum):
 
 
 MODEL_CAUSED = frozenset({Outcome.CONTEXT_OVERFLOW, Outcome.TOKEN_LIMIT, Outcome.CALL_LIMIT, Outcome.UNUSABLE_ANSWER})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEntropies:
+    """The entropy (float16, in nats) of the distribution that each trained token of a call was predicted from, at the
+    call's temperature, under the trainer's weights of the first update that trained it; `places_S` are the tokens'
+    positions in their sequence."""
+
+    rollout_id: str
+    call: int
+    places_S: IntArray
+    entropies_S: HalfArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,3 +91,23 @@ def test_a_forward_pass_with_the_keyword_is_ours_and_every_other_its_own(family)
         assert seen == ["a tree"]
         torch.testing.assert_close(model(input_ids=ids_BT, use_cache=False).logits, expected)
         assert seen == ["a tree"]
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_step_moves_the_states_it_is_given(family):
+    """Several single tokens in place, in views of larger tensors, give what the whole gives, and the other rows stay.
+
+    Break: in `Mixer.step` do not copy `after` back, or let `recording` be True and nothing be copied.
+    """
+    mixer = mixers_of(make_hybrid(family))[0]
+    hidden_BTC = torch.randn(2, 9, 32)
+    with torch.inference_mode():
+        expected_BTC, last = mixer.run(hidden_BTC, {})
+        _, states = mixer.run(hidden_BTC[:, :5], {})
+        pool = {key: torch.cat([state, torch.ones_like(state[:1])]) for key, state in states.items()}
+        first = {key: tensor[:2] for key, tensor in pool.items()}
+        steps = [mixer.step(hidden_BTC[:, [t]], first) for t in range(5, 9)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected_BTC[:, 5:], atol=1e-5, rtol=1e-5)
+    for key, tensor in pool.items():
+        torch.testing.assert_close(tensor[:2], last[key], atol=1e-5, rtol=1e-5)
+        assert (tensor[2] == 1).all()

@@ -14,11 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoTokenizer
 
 from sharpen.gateway.constraints import constraint_of
+from sharpen.gateway.context import Context
 from sharpen.gateway.formats.table import formats_of
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.protocols.chat import parse_request
 from sharpen.gateway.render import Renderer
-from sharpen.gateway.requests import ApiError, Context
+from sharpen.gateway.requests import ApiError
 from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.types import Sampling
 

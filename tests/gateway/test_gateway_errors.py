@@ -41,7 +41,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "owner", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
     ({"messages": [{"role": "assistant", "function_call": {"name": "add"}}]}, "messages[0].function_call"),
     ({"messages": [{"role": "assistant", "content": "x", "prefix": True}]}, "messages[0].prefix"),

@@ -21,7 +21,7 @@ from sharpen.config.gateway import GatewayConfig
 from sharpen.errors import ConfigError
 from sharpen.gateway.listening import listen
 from sharpen.gateway.requests import ApiError
-from sharpen.gateway.server import MAX_BODY_BYTES, read_body
+from sharpen.gateway.server import read_body
 
 ELSEWHERE = Path(__file__).with_name("elsewhere.py")
 
@@ -82,9 +82,9 @@ def test_an_address_of_another_machine(serve: Any) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused(serve: Any) -> None:
-    session = serve("hi").open()
+    session = serve("hi", listen=GatewayConfig(max_body_mb=1)).open()
     headers = {"x-api-key": session.model.api_key}
-    body = b" " * (MAX_BODY_BYTES + 1)
+    body = b" " * ((1 << 20) + 1)
     for route, kind in (("messages", "request_too_large"), ("chat/completions", "invalid_request_error")):
         with httpx.Client() as client:
             reply = client.post(f"{session.model.base_url}/{route}", content=body, headers=headers)
@@ -98,7 +98,7 @@ def test_a_body_that_does_not_arrive_is_given_up() -> None:
 
     request = Request({"type": "http", "method": "POST", "headers": []}, receive)
     with pytest.raises(ApiError) as error:
-        asyncio.run(read_body(request, timeout_s=0.05))
+        asyncio.run(read_body(request, 1, timeout_s=0.05))
     assert error.value.status == 408
 
 

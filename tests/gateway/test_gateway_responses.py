@@ -268,7 +268,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": 3}, "input"),
     ({"input": ["x"]}, "input[0]"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input_image"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "image_url is an image"),
     ({"input": [{"type": "web_search_call", "id": "x"}]}, "web_search_call"),
     ({"input": [{"type": "function_call", "name": "a", "call_id": "b"}]}, "arguments"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "call_id"),

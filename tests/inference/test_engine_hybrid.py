@@ -18,6 +18,7 @@ from toy_engines import make_engine, request, run_all, scored
 from trainer_toys import VOCABULARY
 
 from sharpen.errors import EngineError, ModelError
+from sharpen.families.recurrent import mixers_of
 from sharpen.inference.embedded.attention import SlotSegment
 from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.inference.embedded.mixing import pieces, single_pieces
@@ -217,20 +218,39 @@ def test_closing_frees_the_states() -> None:
     assert engine.stats.states_mb == 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 70)), max_size=8))
-def test_pieces_cover_each_segment_once_and_in_order(spans: list[tuple[int, int]]) -> None:
+def segments_of(spans: Sequence[tuple[int, int]]) -> list[SlotSegment]:
+    """Segments by start and length, one behind the other."""
     row, segments = 0, []
     for slot, (start, length) in enumerate(spans):
         segments.append(SlotSegment(slot=slot, first_row=row, start=start, end=start + length))
         row += length
-    for cut in (pieces(segments), single_pieces(segments)):
+    return segments
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 70)), max_size=8))
+def test_pieces_cover_each_segment_once_and_in_order(spans: list[tuple[int, int]]) -> None:
+    segments = segments_of(spans)
+    for cut in (pieces(segments, chunk=1), pieces(segments, chunk=16), single_pieces(segments)):
         covered: dict[int, list[int]] = {}
         for piece in cut:
             for slot, first in zip(piece.slots, piece.first_rows, strict=True):
                 covered.setdefault(slot, []).extend(range(first, first + piece.length))
         assert covered == {s.slot: list(range(s.first_row, s.first_row + s.end - s.start)) for s in segments}
-    lengths = {length for _, length in spans}
-    assert len(pieces(segments)) <= min(len(lengths), 7)
+
+
+@pytest.mark.parametrize(("chunk", "lengths"), [(1, [1, 2, 4, 8, 16, 32]), (64, [*range(20, 60)])])
+def test_a_piece_shorter_than_a_chunk_costs_a_whole_one(chunk: int, lengths: list[int]) -> None:
+    """Of 40 segments with lengths of their own, those of a convolution share few calls; a scan computes each alone.
+
+    Break: `_cost` leaves the chunk out.
+    """
+    found = pieces(segments_of([(0, length) for length in range(20, 60)]), chunk)
+    assert sorted(piece.length for piece in found) == lengths
+
+
+def test_each_kind_of_layer_has_its_chunk() -> None:
+    families = ("lfm2", "qwen3_5_text", "kimi_linear", "bamba")
+    assert [mixers_of(make_hybrid(family))[0].chunk for family in families] == [1, 64, 64, 16]
 
 
 Plan = list[tuple[int, int, int, int]]

@@ -110,7 +110,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             stack.callback(close, journal)
             sessions = RecordedSessions(journal, idle_s=idle_s, say=said.append)
             sessions.restore()
-            proxy = Proxy(upstream, sessions, KEY, {"openapi": "3.1.0"}, said.append, open_=open_)
+            proxy = Proxy(upstream, sessions, KEY, {"openapi": "3.1.0"}, said.append, open_=open_, max_body_mb=64)
             url = listen(proxy)
             sessions.address = lambda: f"{url}/v1"
             return Recorder(served, url, upstream.url, journal, sessions, thread, proxy, said)

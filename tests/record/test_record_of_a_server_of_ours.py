@@ -36,7 +36,7 @@ def recorded(tmp_path: Path) -> Iterator[tuple[str, ScriptedEngine, Journal]]:
     upstream = Upstream(server.url(), None)
     with Journal(tmp_path / "run.db") as journal:
         sessions = RecordedSessions(journal, idle_s=600.0, say=print)
-        app = Proxy(upstream, sessions, "the-recorders", {}, print, open_=True)
+        app = Proxy(upstream, sessions, "the-recorders", {}, print, open_=True, max_body_mb=64)
 
         async def start() -> AppServer:
             proxy = AppServer(app, GatewayConfig())

@@ -15,6 +15,7 @@ import numpy as np
 from sharpen.certificate.audit import TOLERANCE, audit
 from sharpen.certificate.delivery import ids_digest, recorded_digest
 from sharpen.certificate.expectation import TRAINED, Expectation, expect
+from sharpen.certificate.images import ImageFiles
 from sharpen.certificate.lineage import Lineage, in_words
 from sharpen.certificate.replay import Memory
 from sharpen.certificate.rules import Rules
@@ -47,7 +48,7 @@ def recompute_steps(
     journal, result = run_dir / "run.db", Recomputation()
     trained, noted, placed = _trained(journal), read_checks(journal), read_step_groups(journal)
     unstored: list[int] = []
-    memory = Memory()
+    memory, images = Memory(), ImageFiles(run_dir)
     for record in lineage.steps:
         step, rules = record.step, rules_of(record.step)
         fresh = read_groups_at(journal, lineage.groups[step])
@@ -60,6 +61,7 @@ def recompute_steps(
         delivered = read_delivery(journal, step)
         if delivered is not None:
             statuses = {place.group_id: place.left_out or TRAINED for place in delivered.places}
+        result.problems += images.problems(step, (*fresh, *replayed))
         expected = expect(fresh, replayed, rules, statuses)
         if delivered is None:
             unstored.append(step)

@@ -19,6 +19,17 @@ class GatewayConfig(Strict):
     """Its port, for firewalls that let one through; 0 is any free one. Auxiliary models have servers of their own, at
     any free port. Not with Ray, where each process has its own."""
 
+    max_body_mb: int = Field(default=64, ge=1, le=1024)
+    """Megabytes that the body of a request may have; a larger one is refused with status 413."""
+    max_header_kb: int = Field(default=64, ge=8, le=1024)
+    """Kilobytes that the headers of a request may have; larger ones are refused with status 400."""
+    max_connections: int = Field(default=8192, ge=1)
+    """Connections at once; a further one is refused with status 429. Half of the files that the process may open
+    (`ulimit -n`) is the most."""
+    max_requests_per_key: int = Field(default=1024, ge=1)
+    """Requests with the same key that are answered at once; a further one is refused with status 429, after which
+    vendors' clients try again."""
+
     @field_validator("host")
     @classmethod
     def _is_address(cls, value: str) -> str:

@@ -33,6 +33,10 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
         *(
             "gateway.host",
             "gateway.port",
+            "gateway.max_body_mb",
+            "gateway.max_header_kb",
+            "gateway.max_connections",
+            "gateway.max_requests_per_key",
             "cluster.worker_output",
             "rollout.max_concurrent_rollouts",
             "rollout.env_vars",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharpen.errors import JournalError
+from sharpen.experience.images import insert_images, pictures_of
 from sharpen.experience.reading import read_groups_from
 from sharpen.experience.records import SCHEMA, SCHEMA_VERSION, insert_group
 from sharpen.rollout.refill import StepRollouts
@@ -84,6 +85,8 @@ def pack(groups: Iterable[Group], about: Mapping[str, Any]) -> bytes:
         connection.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", rows)
         for group in groups:
             insert_group(connection, group)
+            if pictures := pictures_of(group):
+                insert_images(connection, pictures)
         connection.commit()
         return connection.serialize()
 

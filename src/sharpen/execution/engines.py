@@ -14,8 +14,9 @@ from sharpen.config.gateway import GatewayConfig
 from sharpen.config.public import TunerModelConfig
 from sharpen.config.run import RunConfig
 from sharpen.config.trainer import LoraConfig
-from sharpen.errors import ConfigError
+from sharpen.errors import ConfigError, ModelError
 from sharpen.gateway.gateway import Gateway
+from sharpen.gateway.images import Album
 from sharpen.inference.routing import Replicas
 from sharpen.recipe import EngineChoice, EngineType
 from sharpen.rollout.user_loop import owner
@@ -170,4 +171,18 @@ def make_gateway(
         max_calls=max_calls,
         who_calls=owner.get,
         listen=listen,
+        album=album_of(Path(tokenizer.name_or_path)),
     )
+
+
+def album_of(folder: Path) -> Album:
+    """Return the album of the model in `folder`, which says of a model that looks at no images why."""
+    from transformers import AutoConfig
+
+    from sharpen.families.images import eyes_of
+
+    try:
+        eyes = eyes_of(folder, AutoConfig.from_pretrained(folder))
+    except ModelError as error:
+        return Album(lack=f"the model cannot look at it: {error}")
+    return Album(eyes, lack=f"the model {folder} reads only text: it has no vision tower")

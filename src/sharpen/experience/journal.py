@@ -19,6 +19,8 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from sharpen.errors import JournalError
+from sharpen.experience.entropies import insert_entropies
+from sharpen.experience.images import ImageFolder, pictures_of
 from sharpen.experience.records import (
     SCHEMA,
     SCHEMA_VERSION,
@@ -31,16 +33,18 @@ from sharpen.experience.records import (
     insert_step,
     insert_taught,
 )
-from sharpen.types import Check, Experience, Group
+from sharpen.types import CallEntropies, Check, Experience, Group, Picture
 
 _POLL_S = 1.0
 """How often `flush` checks that the writer thread is still alive."""
 
 
 class _Item(NamedTuple):
-    """An item for the writer thread: a write, an event to set once all before it is written, or the end."""
+    """An item for the writer thread: a write and the images that it names, an event to set once all before it is
+    written, or the end."""
 
     write: Callable[[sqlite3.Connection], None] | None = None
+    pictures: tuple[Picture, ...] = ()
     done: threading.Event | None = None
     last: bool = False
 
@@ -55,6 +59,7 @@ class Journal:
     def __init__(self, path: Path | str, *, max_bytes: int | None = None) -> None:
         self.path = Path(path)
         self._connection = _open(self.path, max_bytes)
+        self._images = ImageFolder(self.path)
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._num_unsaved = 0
@@ -65,7 +70,7 @@ class Journal:
 
     def add(self, group: Group) -> None:
         """Queue a group for writing. Raises `JournalError` if an earlier write failed, as all methods do."""
-        self._write_soon(insert_group, group=group)
+        self._put(_Item(write=partial(insert_group, group=group), pictures=tuple(pictures_of(group))))
 
     def add_checks(self, step: int, checks: Iterable[Check]) -> None:
         """Queue the checks of a step that is about to be trained."""
@@ -88,9 +93,10 @@ class Journal:
         metrics: Mapping[str, float],
         experiences: Iterable[Experience] = (),
         delivery: Delivery | None = None,
+        entropies: Iterable[CallEntropies] = (),
     ) -> None:
-        """Queue a trained step: the policy version after it, its metrics, the experiences that were trained, and the
-        data passed to the trainer."""
+        """Queue a trained step: the policy version after it, its metrics, the experiences that were trained, the data
+        passed to the trainer, and the entropies of the tokens."""
         self._write_soon(
             insert_step,
             step=step,
@@ -100,15 +106,16 @@ class Journal:
             delivery=delivery,
             session=self._session,
         )
+        self._write_soon(insert_entropies, step=step, calls=tuple(entropies))
 
     def add_parity(self, measured: Mapping[str, Any]) -> None:
         """Queue the measured rounding, the tolerance between engine and trainer. It replaces that of earlier
         sessions."""
         self._write_soon(insert_parity, measured=dict(measured))
 
-    def write(self, insert: Callable[..., None], **record: Any) -> None:
-        """Queue another write: `insert(connection, **record)`."""
-        self._write_soon(insert, **record)
+    def write(self, insert: Callable[..., None], *, pictures: Iterable[Picture] = (), **record: Any) -> None:
+        """Queue another write: `insert(connection, **record)`, which names these images."""
+        self._put(_Item(write=partial(insert, **record), pictures=tuple(pictures)))
 
     def flush(self) -> None:
         """Wait until everything queued so far is on disk. Raises `JournalError` if it could not be written."""
@@ -161,25 +168,27 @@ class Journal:
             while not self._items.empty():
                 items.append(self._items.get())
             last = any(item.last for item in items)
-            self._write([item.write for item in items if item.write is not None])
+            self._write([item for item in items if item.write is not None])
             for item in items:
                 if item.done is not None:
                     item.done.set()
         self._connection.close()
 
-    def _write(self, writes: list[Callable[[sqlite3.Connection], None]]) -> None:
-        if not writes:
+    def _write(self, items: list[_Item]) -> None:
+        if not items:
             return
         if self._failure is not None:
-            self._num_unsaved += len(writes)
+            self._num_unsaved += len(items)
             return
         try:
+            self._images.add(picture for item in items for picture in item.pictures)
             self._connection.execute("BEGIN IMMEDIATE")
-            for write in writes:
-                write(self._connection)
+            for item in items:
+                if item.write is not None:
+                    item.write(self._connection)
             self._connection.execute("COMMIT")
         except BaseException as failure:  # kept, and raised by every later call
-            self._num_unsaved += len(writes)
+            self._num_unsaved += len(items)
             self._failure = failure
             with contextlib.suppress(sqlite3.Error):  # otherwise SQLite rolls back when the file is next opened
                 if self._connection.in_transaction:

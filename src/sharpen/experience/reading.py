@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from sharpen.errors import JournalError
+from sharpen.experience.images import ImageFolder, read_image
 from sharpen.experience.records import (
     BASELINE,
     FLOAT_BYTES,
@@ -37,6 +38,8 @@ from sharpen.types import (
     Group,
     IntArray,
     Outcome,
+    Picture,
+    PictureSpan,
     Rollout,
     RouteArray,
     Sampling,
@@ -374,6 +377,8 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
     times = _read_times(connection, row["key"])
     rollout_started, traceback = _read_rollout_note(connection, row["key"])
     spans = _read_traces(connection, row["key"])
+    shown = _picture_rows(connection, row["key"])
+    files = _pictures_in(connection) if shown else None
     for call_row in connection.execute(
         "SELECT calls.*, texts.json AS tools_json FROM calls JOIN texts ON texts.id = calls.tools"
         " WHERE rollout_key = ? ORDER BY idx",
@@ -385,7 +390,9 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         base = None if call_row["base"] is None else calls[call_row["base"]]
         routes_NLK = _read_routes(routes[index], base) if index in routes else None
         started, span = times.get(index), spans.get(index)
-        calls.append(replace(call, agent=agent, model=model, started=started, span=span, routes_NLK=routes_NLK))
+        pictures = _read_pictures(*shown[index], base, files) if index in shown else ()
+        call = replace(call, agent=agent, model=model, started=started, span=span, routes_NLK=routes_NLK)
+        calls.append(replace(call, pictures=pictures) if pictures else call)
     return Rollout(
         id=row["id"],
         group_id=row["group_id"],
@@ -476,6 +483,30 @@ def _read_routes(row: sqlite3.Row, base: Call | None) -> RouteArray:
     assert base.routes_NLK is not None
     joined: RouteArray = np.concatenate([base.routes_NLK[: row["kept"]], own_NLK])
     return joined
+
+
+def _picture_rows(connection: sqlite3.Connection, rollout_key: int) -> dict[int, tuple[int, list[Any]]]:
+    """Return, by index of the call, how many images its base has too, and (hash, start, length) of the others; none in
+    a journal without this table."""
+    if not has(connection, "call_pictures"):
+        return {}
+    rows = connection.execute("SELECT call, kept, spans FROM call_pictures WHERE rollout_key = ?", (rollout_key,))
+    return {call: (kept, json.loads(spans)) for call, kept, spans in rows}
+
+
+def _pictures_in(connection: sqlite3.Connection) -> Callable[[str], Picture]:
+    """Return how a journal's images are found: in files beside it, or in a table where it is no file (a batch)."""
+    if has(connection, "images"):
+        return lambda sha256: read_image(connection, sha256)
+    return ImageFolder(Path(connection.execute("PRAGMA database_list").fetchone()["file"])).picture
+
+
+def _read_pictures(
+    kept: int, own: list[Any], base: Call | None, find: Callable[[str], Picture] | None
+) -> tuple[PictureSpan, ...]:
+    assert find is not None
+    known = () if base is None else base.pictures[:kept]
+    return (*known, *(PictureSpan(picture=find(name), start=start, length=length) for name, start, length in own))
 
 
 def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None, constraint: Constraint | None) -> Call:

@@ -8,7 +8,8 @@ rollout, its *base*: its parent or, for a call that starts a new sequence, the r
 prefix. `prompt_kept` counts the ids shared with the base's prompt and sampled ids, `messages_kept` the messages shared
 with the base's messages and response. Tool schemas, constraints and task rows are stored once per distinct value
 (`texts`). So are the experts of a prompt (`routes`), which the rollouts of a group share; a call stores only those
-beyond the first `kept` tokens, which have the same experts in its base.
+beyond the first `kept` tokens, which have the same experts in its base. Of the images in a prompt a call stores (hash,
+start, length) beyond the first `kept` ones, which its base has too; their content is in files (`images`).
 
 Shape suffixes: P prompt tokens of a call, N prompt and sampled tokens of a call, S loss tokens of a call, L layers with
 experts, K experts of a token.
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpen.types import Call, Check, Experience, FloatArray, Group, IntArray, Rollout, RouteArray
+from sharpen.types import Call, Check, Experience, FloatArray, Group, IntArray, PictureSpan, Rollout, RouteArray
 
 SCHEMA_VERSION = 2
 
@@ -71,6 +72,10 @@ CREATE TABLE IF NOT EXISTS call_routes (
     top_k INTEGER NOT NULL, item_bytes INTEGER NOT NULL, kept INTEGER NOT NULL,
     prompt INTEGER NOT NULL REFERENCES routes (id), sampled BLOB NOT NULL, PRIMARY KEY (rollout_key, call)
 );
+CREATE TABLE IF NOT EXISTS call_pictures (
+    rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, kept INTEGER NOT NULL,
+    spans TEXT NOT NULL, PRIMARY KEY (rollout_key, call)
+);
 CREATE TABLE IF NOT EXISTS call_names (
     rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, agent TEXT NOT NULL,
     model TEXT NOT NULL, PRIMARY KEY (rollout_key, call)
@@ -109,6 +114,11 @@ CREATE TABLE IF NOT EXISTS spans (
     advantage REAL, advantages BLOB, weight REAL, weights BLOB, ids BLOB NOT NULL, records BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS spans_step ON spans (step);
+CREATE TABLE IF NOT EXISTS entropies (
+    step INTEGER NOT NULL, rollout_id TEXT NOT NULL, call INTEGER NOT NULL, first INTEGER NOT NULL, places BLOB,
+    entropies BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS entropies_step ON entropies (step, rollout_id);
 CREATE TABLE IF NOT EXISTS step_groups (
     step INTEGER NOT NULL, update_number INTEGER NOT NULL, group_id TEXT NOT NULL, group_key INTEGER NOT NULL,
     left_out TEXT, replayed INTEGER NOT NULL
@@ -389,6 +399,8 @@ def insert_call(
     )
     if call.routes_NLK is not None:
         _insert_routes(connection, rollout_key, call, None if base is None else earlier[base].routes_NLK)
+    if call.pictures:
+        _insert_pictures(connection, rollout_key, call, () if base is None else earlier[base].pictures)
     if call.agent or call.model:
         names = {"agent": call.agent, "model": call.model}
         _insert(connection, "call_names", rollout_key=rollout_key, call=call.index, **names)
@@ -427,6 +439,22 @@ def _insert_routes(connection: sqlite3.Connection, rollout_key: int, call: Call,
         kept=kept,
         prompt=int(connection.execute("SELECT id FROM routes WHERE hash = ?", (digest,)).fetchone()[0]),
         sampled=_route_bytes(routes_NLK[num_prompt:]),
+    )
+
+
+def _insert_pictures(
+    connection: sqlite3.Connection, rollout_key: int, call: Call, known: Sequence[PictureSpan]
+) -> None:
+    """Write where the images of a call's prompt are; `known` are those of its base."""
+    kept = _num_common(known, call.pictures)
+    spans = [(span.picture.sha256, span.start, span.length) for span in call.pictures[kept:]]
+    _insert(
+        connection,
+        "call_pictures",
+        rollout_key=rollout_key,
+        call=call.index,
+        kept=kept,
+        spans=_to_json(spans),
     )
 
 

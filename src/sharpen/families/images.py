@@ -111,7 +111,10 @@ class Eyes:
                 return self._features[picture.sha256]
         image = open_image(picture.data)
         tensors: Features
-        tensors, (text,) = self._processor.read([image])
+        try:
+            tensors, (text,) = self._processor.read([image])
+        except ValueError as error:  # such as its shape
+            raise ImageError(f"the model cannot read an image of {image.width}x{image.height}: {error}") from error
         with self._lock:
             self._texts[picture.sha256] = text
             self._features[picture.sha256] = tensors

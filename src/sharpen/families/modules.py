@@ -6,17 +6,24 @@ the parts of it. Towers and all else that the text of a chat does not pass throu
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from sharpen.errors import ModelError
 from sharpen.families.pieces import Piece, pieces_of
+from sharpen.families.recurrent import mixers_of
+
+logger = logging.getLogger(__name__)
 
 
 def has_towers(config: Any) -> bool:
@@ -38,8 +45,45 @@ def class_for(config: Any, name: str = "the model") -> Any:
 
 
 def load_module(source: str | Path, config: Any, dtype: torch.dtype, device: torch.device | str) -> Any:
-    """Load the weights of a checkpoint whose configuration was read, in `dtype`, on `device`."""
-    return class_for(config, str(source)).from_pretrained(source, config=config, dtype=dtype).to(device)
+    """Load the weights of a checkpoint whose configuration was read, in `dtype`, on `device`. Raises `ModelError` if
+    they are missing or cannot be read."""
+    logging.getLogger("transformers.integrations.hub_kernels").addFilter(_is_no_fallback)
+    try:
+        module = class_for(config, str(source)).from_pretrained(source, config=config, dtype=dtype).to(device)
+    except (OSError, SafetensorError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"the weights of {source} cannot be loaded: {reason}") from error
+    if line := slower_way(module, torch.device(device).type):
+        _say_once(line)
+    return module
+
+
+def slower_way(module: nn.Module, device_type: str) -> str:
+    """Return the line that says which kernels a model's recurrent and convolution layers would have and are not
+    installed, or "". There are none for a CPU."""
+    kernels = {name for mixer in mixers_of(module) for name in mixer.kernels}
+    missing = sorted(name for name in kernels if find_spec(name) is None)
+    if device_type != "cuda" or not missing:
+        return ""
+    packages = " ".join(_PACKAGES[name] for name in missing)
+    return (
+        f"{type(module).__name__}: its recurrent and convolution layers are computed by transformers' plain "
+        f"PyTorch code, right but slower: {', '.join(missing)} not installed (pip install {packages})"
+    )
+
+
+_PACKAGES = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d", "mamba_ssm": "mamba-ssm"}
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    """Warn, once in a process; engine and trainer load the same model."""
+    logger.warning(line)
+
+
+def _is_no_fallback(record: logging.LogRecord) -> bool:
+    """Leave out transformers' line for each function of such a layer, which it writes on a CPU too."""
+    return "falling back to its reference" not in record.getMessage()
 
 
 def skeleton(config: Any, dtype: torch.dtype = torch.float32) -> Any:

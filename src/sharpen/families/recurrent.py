@@ -24,6 +24,7 @@ where nothing comes before."""
 
 
 _NO_LIMITS = (0.0, float("inf"))
+_DELTA_CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class Mixer:
 
     `owner` is the decoder layer that contains it, `cache_argument` the name by which `forward`, its own forward pass,
     takes the cache. `continues`: several tokens can be computed from a state; where not, only one at a time can.
+    `chunk`: several tokens cost as much as the next multiple of so many. `kernels`: the modules whose
+    kernels transformers takes, where they are installed.
     """
 
     module: torch.nn.Module
@@ -39,6 +42,8 @@ class Mixer:
     layer_index: int
     cache_argument: str
     continues: bool
+    chunk: int
+    kernels: tuple[str, ...]
     forward: Callable[..., Any]
 
     def run(self, hidden_BTC: torch.Tensor, before: States) -> tuple[torch.Tensor, States]:
@@ -50,8 +55,25 @@ class Mixer:
         """
         carrier = _Carrier(before)
         with _limited_step(self.module) if before and hidden_BTC.shape[1] == 1 else nullcontext():
-            output = self.forward(hidden_BTC, **{self.cache_argument: carrier})
-        return output[0] if isinstance(output, tuple) else output, carrier.after
+            return self._output(hidden_BTC, carrier), carrier.after
+
+    def step(self, hidden_B1C: torch.Tensor, states: States) -> torch.Tensor:
+        """Compute the next token of B sequences, whose `states` are changed in place; return the output (B, 1, C).
+
+        This is for sampling: no gradient survives it. `run` would have a convolution compute its whole window again.
+        """
+        carrier = _Carrier(states, recording=False)
+        with _limited_step(self.module):
+            mixed_B1C = self._output(hidden_B1C, carrier)
+        for key, state in carrier.after.items():
+            if state is not states[key]:
+                states[key].copy_(state)
+        return mixed_B1C
+
+    def _output(self, hidden_BTC: torch.Tensor, carrier: _Carrier) -> torch.Tensor:
+        output = self.forward(hidden_BTC, **{self.cache_argument: carrier})
+        mixed_BTC: torch.Tensor = output[0] if isinstance(output, tuple) else output
+        return mixed_BTC
 
 
 @contextmanager
@@ -77,10 +99,15 @@ def _limited_step(module: Any) -> Iterator[None]:
 
 
 class _Carrier:
-    """What a layer takes for its cache, during one forward pass: reads `before`, collects `after`."""
+    """What a layer takes for its cache, during one forward pass: reads `before`, collects `after`.
 
-    def __init__(self, before: States) -> None:
+    With `recording`, a single token goes through `update_conv_state` too, which changes nothing in place. Without, the
+    layer changes the state of its convolution itself.
+    """
+
+    def __init__(self, before: States, *, recording: bool = True) -> None:
         self._before = before
+        self._recording = recording
         self.after: dict[tuple[Kind, int], torch.Tensor] = dict(before)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
@@ -93,8 +120,7 @@ class _Carrier:
         return bool(self._before)
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Say yes, whereupon a single token goes through `update_conv_state` too, which changes nothing in place."""
-        return True
+        return self._recording
 
     def update_conv_state(
         self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, *, conv_kernel_size: int, **_: Any
@@ -133,10 +159,28 @@ def mixers_of(module: torch.nn.Module) -> list[Mixer]:
                 layer_index=int(part.layer_idx),
                 cache_argument=argument,
                 continues=not hasattr(part, "x_proj"),  # Mamba 1, whose scan in transformers begins with zeros
+                chunk=_chunk(part),
+                kernels=_kernels(part),
                 forward=forward,
             )
         )
     return mixers
+
+
+def _chunk(part: torch.nn.Module) -> int:
+    """Mamba 2 names its chunk, gated delta nets have the default of their functions; a convolution alone has none."""
+    return int(getattr(part, "chunk_size", _DELTA_CHUNK if _has_decay(part) else 1))
+
+
+def _kernels(part: torch.nn.Module) -> tuple[str, ...]:
+    if not _has_decay(part):
+        return ("causal_conv1d",)
+    return ("causal_conv1d", "mamba_ssm" if hasattr(part, "chunk_size") or hasattr(part, "x_proj") else "fla")
+
+
+def _has_decay(part: torch.nn.Module) -> bool:
+    """Whether a layer has a recurrent state, not only the last inputs of a convolution."""
+    return any(name.endswith("A_log") for name, _ in part.named_parameters())
 
 
 def _cache_argument(part: torch.nn.Module, forward: Callable[..., Any]) -> str | None:

@@ -12,22 +12,26 @@ import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sharpen.config.gateway import GatewayConfig
-from sharpen.errors import ConfigError, EngineLostError
+from sharpen.errors import ConfigError, EngineLostError, ImageError
 from sharpen.gateway.answers import Delta, Head, Writer
 from sharpen.gateway.body import decode
 from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
 from sharpen.gateway.constraints import constraint_of
+from sharpen.gateway.context import Context
 from sharpen.gateway.exchange import Exchange, RawRequest, Reply
 from sharpen.gateway.formats.table import AUTO, formats_of, no_format
-from sharpen.gateway.history import Prompt
+from sharpen.gateway.history import History, Prompt
+from sharpen.gateway.images import MARKS, Album, ImageReader, with_references
 from sharpen.gateway.keys import Keys, new_key
+from sharpen.gateway.memory import Memory
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
 from sharpen.gateway.protocols import messages
@@ -38,10 +42,10 @@ from sharpen.gateway.requests import (
     EFFORT,
     ApiError,
     CallRequest,
-    Context,
     PromptTooLongError,
     render_message,
     short_repr,
+    text_of,
 )
 from sharpen.gateway.routes import (
     COUNT_TOKENS,
@@ -68,6 +72,8 @@ from sharpen.types import IntArray, Outcome, Sampling
 logger = logging.getLogger(__name__)
 
 MAX_WARNINGS = 100
+MAX_DECODING = 2
+"""How many requests' images are decoded at a time: each takes as much memory as its pixels."""
 
 
 class Gateway:
@@ -75,8 +81,9 @@ class Gateway:
 
     `loop` is the serving loop, which runs on its own thread. `sampling` holds the defaults for calls that do not set
     their own. `who_calls` returns the attempt that the running code belongs to: a session belongs to the attempt that
-    opens it, and a call from within another attempt makes both fail. `listen` is where the HTTP server listens. Raises
-    `ConfigError` for an unknown parser, and `ModelError` for a tokenizer without a chat template.
+    opens it, and a call from within another attempt makes both fail. `listen` is where the HTTP server listens. `album`
+    keeps the images that the model is shown, if it can see. Raises `ConfigError` for an unknown parser, and
+    `ModelError` for a tokenizer without a chat template.
     """
 
     def __init__(
@@ -93,6 +100,7 @@ class Gateway:
         max_calls: int | None = None,
         who_calls: WhoCalls = nobody,
         listen: GatewayConfig | None = None,
+        album: Album | None = None,
     ) -> None:
         self.model_name = model_name
         self.engine = engine
@@ -108,6 +116,8 @@ class Gateway:
         self._formats = formats
         self._lacks_tool_format = tool_call_parser == AUTO and formats.tool is None
         self._sampler = Sampler(engine, self._renderer, self.busy, formats)
+        self._album = album or Album(lack=f"the model {model_name} reads only text")
+        self._decoders = ThreadPoolExecutor(MAX_DECODING, thread_name_prefix="sharpen-images")
         self._max_calls = max_calls
         self._keys: Keys[Session] = Keys()
         self._warnings: set[str] = set()
@@ -174,12 +184,16 @@ class Gateway:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._count_tokens(messages), self.loop))
 
     async def _count_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        memory = Memory()
+        images = ImageReader(self._album, memory)
         try:
-            rendered = [render_message(dict(message), place) for place, message in enumerate(messages)]
+            given = [with_references(dict(message), place, images) for place, message in enumerate(messages)]
+            rendered = [render_message(message, place) for place, message in enumerate(given)]
             text = self._renderer.render(rendered, (), self._template_kwargs)
-        except ApiError as error:
+            prompt = History().prompt(self._renderer, rendered, text, self._album.sight(rendered, memory))
+        except (ApiError, ImageError) as error:
             raise ConfigError(f"the messages have no prompt: {error}") from error
-        return len(self._renderer.encode(text))
+        return len(prompt.ids_P)
 
     async def close(self) -> None:
         """Close every session and the HTTP server. On the serving loop."""
@@ -187,6 +201,7 @@ class Gateway:
             session.close()
             session.discard()
         await self._server.stop()
+        self._decoders.shutdown(wait=False)
 
     def start(self, raw: RawRequest) -> asyncio.Task[Reply]:
         """Start to answer a request, on the serving loop. The task raises only if cancelled, which aborts the call."""
@@ -204,25 +219,25 @@ class Gateway:
             if session is None:
                 raise self._keys.refusal(raw.key, raw.caller)
             if (misuse := foreign_use(session.owner, raw.caller)) is not None:
-                self._note_foreign(session, raw)
+                await self._note_foreign(session, raw)
                 raise foreign_error(misuse)
             if route in PARSERS:
                 return await self._call(session, raw, PARSERS[route])
-            return self._describe(session, raw, route)
+            return await self._describe(session, raw, route)
         except ApiError as error:
             return error_reply(error, raw.path)
         except Exception as error:
             assert session is not None
             return error_reply(self._failed(session, error), raw.path)
 
-    def _describe(self, session: Session, raw: RawRequest, route: Route) -> Reply:
+    async def _describe(self, session: Session, raw: RawRequest, route: Route) -> Reply:
         """Answer a request that samples nothing."""
         if route == MODELS:
             return json_reply(models_body(self.model_name))
         if route == ("GET", f"/models/{self.model_name}"):
             return json_reply(model_body(self.model_name))
         if route == COUNT_TOKENS:
-            request, _ = self._parse(session, raw, messages.parse_count)
+            request, _ = await self._parse(session, raw, messages.parse_count)
             return json_reply({"input_tokens": self._count(session, request)})
         if (name := response_id(route)) is not None:
             return self._stored(session, name, raw)
@@ -257,39 +272,49 @@ class Gateway:
         session.fail(Outcome.INFRASTRUCTURE, reason)
         return ApiError(reason, status=500, kind="server_error")
 
-    def _note_foreign(self, session: Session, raw: RawRequest) -> None:
+    async def _note_foreign(self, session: Session, raw: RawRequest) -> None:
         """Record a call that is refused because another rollout's code made it."""
         parse = PARSERS.get(route_of(raw.method, raw.path))
         with contextlib.suppress(ApiError):  # an invalid request would not have been a call
             if parse is not None:
-                request, _ = self._parse(session, raw, parse)
+                request, _ = await self._parse(session, raw, parse)
                 session.entry(Exchange(foreign=True), self._prompt(session, request), request)
 
-    def _parse(self, session: Session, raw: RawRequest, parse: Parse) -> tuple[CallRequest, Writer]:
+    async def _parse(self, session: Session, raw: RawRequest, parse: Parse) -> tuple[CallRequest, Writer]:
+        """Read a request: on another thread if it has images, whose decoding would hold up all rollouts."""
+        if self._album.eyes is None or not any(mark in raw.body for mark in MARKS):
+            return self._read(session, raw, parse)
+        return await self.loop.run_in_executor(self._decoders, self._read, session, raw, parse)
+
+    def _read(self, session: Session, raw: RawRequest, parse: Parse) -> tuple[CallRequest, Writer]:
         context = Context(
             model_name=self.model_name,
             defaults=session.sampling,
             greedy=session.greedy,
             memory=session.memory,
+            images=ImageReader(self._album, session.memory),
             beta=raw.beta,
         )
         request, writer = parse(decode(raw.body), context)
         return replace(request, rendered=tuple(map(session.memory.as_sampled, request.rendered))), writer
 
     async def _call(self, session: Session, raw: RawRequest, parse: Parse) -> Reply:
-        request, writer = self._parse(session, raw, parse)
-        self._warn_of_no_effect(request)
-        if session.tally is not None and (refusal := session.tally.admit()) is not None:
-            raise refusal
         try:
-            return await self._answer_to(session, raw, request, writer)
-        except PromptTooLongError as error:
+            async with session.arrival:
+                request, writer = await self._parse(session, raw, parse)
+                entries = self._admitted(session, raw, request)
+            return await self._reply(session, entries, writer)
+        except PromptTooLongError as error:  # of a request that was read
             if not (request.stream and writer.streams_overflow):
                 raise
             told = writer.begin(self._head(session.name(-1), np.zeros(0, np.int32), request)) + writer.error(error)
             return Reply(status=200, content_type=EVENTS_TYPE, body=told)
 
-    async def _answer_to(self, session: Session, raw: RawRequest, request: CallRequest, writer: Writer) -> Reply:
+    def _admitted(self, session: Session, raw: RawRequest, request: CallRequest) -> list[Entry]:
+        """Return the entries of a call that may be made, one for each choice. Raises `ApiError`."""
+        self._warn_of_no_effect(request)
+        if session.tally is not None and (refusal := session.tally.admit()) is not None:
+            raise refusal
         prompt = self._prompt(session, request)
         constraint, notes = constraint_of(request, prompt.text, self._formats, self._renderer.added_token)
         self._warn(notes)
@@ -303,14 +328,18 @@ class Gateway:
             entry.first_choice = entries[0].index
         session.count("prompt_tokens", len(prompt.ids_P))
         session.count("forks", int(entries[0].index > 0 and prompt.parent is None))
-        head = self._head(session.name(entries[0].index), prompt.ids_P, request)
-        if request.stream:
+        return entries
+
+    async def _reply(self, session: Session, entries: list[Entry], writer: Writer) -> Reply:
+        first = entries[0]
+        head = self._head(session.name(first.index), first.prompt.ids_P, first.request)
+        if first.request.stream:
             return await self._stream(session, entries, head, writer)
         try:
             choices = await self._sampler.choices(session, entries)
         finally:
-            exchange.ended = True
-        return json_reply(writer.whole(head, choices, self._renderer), exchange)
+            first.exchange.ended = True
+        return json_reply(writer.whole(head, choices, self._renderer), first.exchange)
 
     def _head(self, name: str, prompt_ids_P: IntArray, request: CallRequest) -> Head:
         return Head(
@@ -392,13 +421,13 @@ class Gateway:
             text = self._text(request)
         except PromptTooLongError as error:
             return error.num_tokens
-        return len(session.history.prompt(self._renderer, request.rendered, text).ids_P)
+        return len(self._from_history(session, request, text).ids_P)
 
     def _text(self, request: CallRequest) -> str:
         """Return the text of a prompt. Raises `PromptTooLongError` for one that is far too long, which its beginning
         shows: all else would wait on this loop for the rest."""
         if request.prompt is None:
-            self._check_length("".join(message["content"] for message in request.rendered), request)
+            self._check_length("".join(text_of(message["content"]) for message in request.rendered), request)
             kwargs = {**self._template_kwargs, **request.template_kwargs}
             text = self._renderer.render(request.rendered, request.tools, kwargs, continue_final=request.continue_final)
         else:
@@ -411,16 +440,22 @@ class Gateway:
         if (num_tokens := self._renderer.count_if_over(text, limit)) is not None:
             raise PromptTooLongError(num_tokens, limit, request.asked)
 
+    def _from_history(self, session: Session, request: CallRequest, text: str) -> Prompt:
+        if request.prompt is not None:
+            return session.history.raw_prompt(self._renderer, request.prompt)
+        sight = self._album.sight(request.rendered, session.memory)
+        try:
+            return session.history.prompt(self._renderer, request.rendered, text, sight)
+        except ImageError as error:
+            raise ApiError(f"The images have no place in the prompt: {error}.", param=request.asked) from error
+
     def _prompt(self, session: Session, request: CallRequest) -> Prompt:
         limit = self.engine.max_model_len
         try:
             text = self._text(request)
         except PromptTooLongError as error:
             raise overflow(session, error.num_tokens, request, limit) from None
-        if request.prompt is None:
-            prompt = session.history.prompt(self._renderer, request.rendered, text)
-        else:
-            prompt = session.history.raw_prompt(self._renderer, request.prompt)
+        prompt = self._from_history(session, request, text)
         if len(prompt.ids_P) == 0:
             raise ApiError(f"The prompt that {request.asked!r} makes is empty.", param=request.asked)
         if len(prompt.ids_P) >= limit:

@@ -5,41 +5,49 @@ ids and the parent call, if any. A prompt extends a call if its messages begin w
 and its rendered text begins with the text of the call's prompt and sampled ids. Its ids are then the call's own ids
 plus the tokenized rest. Otherwise the whole text is tokenized. Ids are never patched.
 
+Images are part of their messages: the template writes a placeholder for each, in whose place come the tokens of the
+picture. A prompt that extends a call has that call's own, and new ones only in the rest of the text.
+
 A prompt without messages (a text, or ids) extends a call that had none either, whose text, or ids, it begins with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from sharpen.gateway.images import Sight
 from sharpen.gateway.render import REPLACEMENT, Renderer
-from sharpen.types import IntArray
+from sharpen.types import IntArray, PictureSpan
 
 Canonical = tuple[Any, ...]
+Spans = tuple[PictureSpan, ...]
 _RAW = -1
 """In place of a node: the calls without messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A prompt for the engine: its ids, their text, and the index of the call that it extends, if any."""
+    """A prompt for the engine: its ids, their text (in which a placeholder stands for each picture's tokens), its
+    pictures, and the index of the call that it extends, if any."""
 
     ids_P: IntArray
     text: str
     parent: int | None
+    pictures: tuple[PictureSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """An earlier call: its text and ids, prompt and sampled tokens together."""
+    """An earlier call: its text and ids, prompt and sampled tokens together, and the pictures in its prompt."""
 
     index: int
     text: str
     ids: IntArray
+    pictures: Spans = ()
 
 
 class History:
@@ -52,14 +60,19 @@ class History:
         self._children: dict[tuple[int, Canonical], int] = {}
         self._ends: dict[int, list[_End]] = {}
 
-    def prompt(self, renderer: Renderer, messages: Sequence[Mapping[str, Any]], text: str) -> Prompt:
-        """Return the prompt of rendered `messages`, reusing the ids of the longest earlier call that they extend."""
+    def prompt(
+        self, renderer: Renderer, messages: Sequence[Mapping[str, Any]], text: str, sight: Sight | None = None
+    ) -> Prompt:
+        """Return the prompt of rendered `messages`, reusing the ids of the longest earlier call that they extend.
+        `sight` is given if they have images. Raises `ImageError` if the text has not one placeholder for each."""
         for node in reversed(self._path(messages)):
             for end in reversed(self._ends.get(node, [])):
                 if text.startswith(end.text):
-                    rest = renderer.encode_after(int(end.ids[-1]), text[len(end.text) :])
-                    return Prompt(ids_P=np.concatenate([end.ids, rest]), text=text, parent=end.index)
-        return Prompt(ids_P=renderer.encode(text), text=text, parent=None)
+                    return _extended(end, renderer, text, sight)
+        if sight is None:
+            return Prompt(ids_P=renderer.encode(text), text=text, parent=None)
+        ids_P, pictures = sight.read(renderer, text, 0, None)
+        return Prompt(ids_P=ids_P, text=text, parent=None, pictures=pictures)
 
     def raw_prompt(self, renderer: Renderer, given: str | Sequence[int]) -> Prompt:
         """Return the prompt of a text or of token ids, reusing the ids of the longest earlier call that a text extends.
@@ -98,7 +111,8 @@ class History:
         node = 0
         for message in (*messages, response):
             node = self._children.setdefault((node, canonical(message)), len(self._children) + 1)
-        end = _End(index=index, text=prompt.text + sampled_text, ids=np.concatenate([prompt.ids_P, ids_S]))
+        ids = np.concatenate([prompt.ids_P, ids_S])
+        end = _End(index=index, text=prompt.text + sampled_text, ids=ids, pictures=prompt.pictures)
         self._ends.setdefault(node, []).append(end)
 
     def _path(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -111,16 +125,30 @@ class History:
         return path
 
 
+def _extended(end: _End, renderer: Renderer, text: str, sight: Sight | None) -> Prompt:
+    """Return the prompt that continues an earlier call; its text begins with the call's."""
+    rest, last_id = text[len(end.text) :], int(end.ids[-1])
+    if sight is None:
+        ids_P = np.concatenate([end.ids, renderer.encode_after(last_id, rest)])
+        return Prompt(ids_P=ids_P, text=text, parent=end.index)
+    ids, found = sight.read(renderer, rest, len(end.pictures), last_id)
+    pictures = (*end.pictures, *(replace(span, start=span.start + len(end.ids)) for span in found))
+    return Prompt(ids_P=np.concatenate([end.ids, ids]), text=text, parent=end.index, pictures=pictures)
+
+
 def canonical(message: Mapping[str, Any]) -> Canonical:
-    """Return a message's content as a hashable value.
+    """Return a message's content as a hashable value, of an image the hash.
 
     Tool-call ids and names are left out, since agents such as AgentScope's add names to the model's messages. If the
     template renders either, the comparison of texts decides.
     """
     calls = tuple((call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ()))
+    content = message["content"]
     return (
         message["role"],
-        message["content"],
+        content
+        if isinstance(content, str)
+        else tuple((part["type"], part.get("text", part.get("sha256"))) for part in content),
         message.get("reasoning_content", ""),
         calls,
     )

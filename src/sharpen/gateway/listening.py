@@ -7,16 +7,20 @@ agents here, and elsewhere.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
 import sys
 from ipaddress import IPv6Address, ip_address
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from sharpen.config.gateway import GatewayConfig
 from sharpen.errors import ConfigError
+from sharpen.gateway.http_protocol import HttpProtocol
+from sharpen.gateway.web_pages import without_web_pages
 
 logger = logging.getLogger(__name__)
 BACKLOG = 2048
@@ -30,7 +34,8 @@ class AppServer:
         self.port: int = self._listener.getsockname()[1]
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app,
+                without_web_pages(app, config),
+                http=cast(Any, functools.partial(HttpProtocol, config)),
                 log_level=log_level,
                 access_log=False,
                 lifespan="off",

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sharpen.types import Picture
+
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -26,10 +28,11 @@ class StoredResponse:
 @dataclass(slots=True, kw_only=True)
 class Memory:
     """The memory of one rollout. `arguments`: those of each tool call by its id, as they were sampled. `responses`: by
-    id, what OpenAI's Responses store."""
+    id, what OpenAI's Responses store. `pictures`: the images of its requests by the hash of their content."""
 
     arguments: dict[str, str] = field(default_factory=dict)
     responses: dict[str, StoredResponse] = field(default_factory=dict)
+    pictures: dict[str, Picture] = field(default_factory=dict)
 
     def note(self, message: Mapping[str, Any]) -> None:
         """Remember the tool calls of an answer."""

@@ -71,6 +71,7 @@ class Renderer:
         With `continue_final` the last message is left open instead; with `closed` the text ends after it. Raises
         `ApiError` (400) for messages that the template refuses.
         """
+        messages = list(map(_with_placeholders, messages))
         if not self._string_arguments:
             messages = list(map(_with_parsed_arguments, messages))
         if self._says_thinking:
@@ -232,6 +233,14 @@ class TextStream:
             return ""  # a character is not complete
         self._context, self._new = [*self._context, *self._new][-CONTEXT_IDS:], []
         return whole[len(before) :]
+
+
+def _with_placeholders(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message with its images as templates know them: which they are is not said there."""
+    if isinstance(message["content"], str):
+        return message
+    parts = [{"type": "image"} if part["type"] == "image" else part for part in message["content"]]
+    return {**message, "content": parts}
 
 
 def _with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:

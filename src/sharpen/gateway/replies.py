@@ -1,6 +1,6 @@
 """Whole replies: JSON bodies, the list of models, and errors in the shape of the protocol that was spoken.
 
-In: bodies, errors, the path of the request. Out: `Reply`.
+In: bodies, errors, the path of the request. Out: `Reply`, and its ASGI messages.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+
+from starlette.types import Message, Send
 
 from sharpen.gateway.exchange import Exchange, RawRequest, Reply
 from sharpen.gateway.requests import ApiError, PromptTooLongError
@@ -67,3 +69,21 @@ def reply_of(task: asyncio.Task[Reply], raw: RawRequest) -> Reply:
 def rollout_ended() -> ApiError:
     """Return the error for a call whose rollout ended before it was answered."""
     return ApiError("The rollout has ended.", status=401, code="invalid_api_key", kind="authentication_error")
+
+
+async def send_whole(send: Send, reply: Reply, *, close: bool) -> None:
+    """Send a reply. `close`: the connection is closed after it.
+
+    It is marked as delivered before the last byte, since the client may end its rollout as soon as it has that byte.
+    """
+    reply.delivered()
+    await send(head_of(reply, [(b"content-length", b"%d" % len(reply.body))], close=close))
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+def head_of(reply: Reply, headers: list[tuple[bytes, bytes]], *, close: bool) -> Message:
+    """Return the message that begins an answer."""
+    headers.append((b"content-type", reply.content_type.encode("latin-1")))
+    if close:
+        headers.append((b"connection", b"close"))
+    return {"type": "http.response.start", "status": reply.status, "headers": headers}

@@ -6,11 +6,10 @@ of messages are passed to the chat template; the gateway warns once about those 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sharpen.gateway.memory import Memory
 from sharpen.types import Sampling
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -26,9 +25,9 @@ OTHER_CONTENT: Mapping[str, str] = {
 """Fields of messages that are not supported, unless null, false or empty; each with what to do instead."""
 EFFORT = "reasoning_effort"
 """The argument of chat templates, and the field of chat completions."""
-MIN_TEMPERATURE = 0.01
-"""The lowest temperature above 0 (greedy): below it, rounding errors dominate an engine's logprobs."""
-MIN_TOP_P = 1e-6
+IMAGE_ROLES = frozenset({"user", "tool"})
+REFERENCE = "sha256:"
+"""Begins the URL of an image in a recorded message; the hash of its content follows."""
 MAX_TOP_LOGPROBS = 20
 
 
@@ -113,22 +112,6 @@ class CallRequest:
         return "messages" if self.prompt is None else "prompt"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
-    """What the validation of a request depends on beside its body.
-
-    `defaults`: the sampling of calls that do not set their own; `greedy`: all calls are, whatever they ask for.
-    `memory`: what the rollout's earlier answers said. `beta`: the client asks for features that are not settled, so
-    that fields may be unknown.
-    """
-
-    model_name: str
-    defaults: Sampling
-    greedy: bool = False
-    memory: Memory = field(default_factory=Memory)
-    beta: bool = False
-
-
 def short_repr(value: Any) -> str:
     """Return a value's ASCII repr for an error message, cut to 100 characters."""
     text = ascii(value)
@@ -163,7 +146,8 @@ def given_fields(body: Any) -> dict[str, Any]:
 
 
 def render_message(message: Any, position: int, *, keep_others: bool = False) -> dict[str, Any]:
-    """Return a message as chat templates expect it: text content, no nulls, `developer` as `system`.
+    """Return a message as chat templates expect it: no nulls, `developer` as `system`, and as its content a text, or
+    parts if there are images among it, each with the hash of its content.
 
     With `keep_others`, fields that are not OpenAI's are kept for the template. Raises `ApiError`.
     """
@@ -177,7 +161,7 @@ def render_message(message: Any, position: int, *, keep_others: bool = False) ->
         )
     others = _other_fields(message, where, keep_others)
     rendered: dict[str, Any] = {**others, "role": "system" if role == "developer" else role}
-    rendered["content"] = _text(message.get("content"), f"{where}.content")
+    rendered["content"] = _content(message.get("content"), f"{where}.content")
     for key in ("name", "tool_call_id", "reasoning_content"):
         value = message.get(key)
         if value is None:
@@ -207,20 +191,38 @@ def _other_fields(message: Mapping[str, Any], where: str, keep_others: bool) -> 
     return others
 
 
-def _text(content: Any, where: str) -> str:
+def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of a rendered message's content."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ApiError(f"'{where}' must be a string, a list of text parts, or null.", param=where)
-    texts = []
+        raise ApiError(f"'{where}' must be a string, a list of parts, or null.", param=where)
+    parts: list[dict[str, Any]] = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind != "text" or not isinstance(part.get("text"), str):
+        name = _referenced_image(part) if kind == "image_url" else None
+        if name is not None:
+            parts.append({"type": "image", "sha256": name})
+        elif kind != "text" or not isinstance(part.get("text"), str):
             raise ApiError(f"'{where}' has a part of type {short_repr(kind)}; only text is supported.", param=where)
-        texts.append(part["text"])
-    return "".join(texts)
+        elif parts and parts[-1]["type"] == "text":
+            parts[-1]["text"] += part["text"]
+        else:
+            parts.append({"type": "text", "text": part["text"]})
+    return parts if any(part["type"] == "image" for part in parts) else text_of(parts)
+
+
+def _referenced_image(part: Mapping[str, Any]) -> str | None:
+    """Return the hash that a part of a recorded message has in place of its image, if that is what it is."""
+    source = part.get("image_url")
+    url = source.get("url") if isinstance(source, dict) else None
+    return url.removeprefix(REFERENCE) if isinstance(url, str) and url.startswith(REFERENCE) else None
 
 
 def _tool_calls(tool_calls: Any, where: str) -> list[dict[str, Any]]:
@@ -236,46 +238,6 @@ def _tool_calls(tool_calls: Any, where: str) -> list[dict[str, Any]]:
             raise ApiError(f"'{where}': 'id', 'name' and 'arguments' must be strings.", param=where)
         rendered.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
     return rendered
-
-
-def sampling_of(
-    given: Mapping[str, Any],
-    context: Context,
-    *,
-    limit: str = "max_tokens",
-    stop: str = "stop",
-    max_temperature: float = 100.0,
-) -> Sampling:
-    """Return the sampling of a request's fields; `limit` and `stop` are the protocol's names. Raises `ApiError`."""
-    defaults = context.defaults
-    max_tokens = integer(given, limit, defaults.max_tokens, 1, 2**31 - 1)
-    temperature = number(given, "temperature", defaults.temperature, 0.0, max_temperature)
-    if "temperature" in given and 0.0 < temperature < MIN_TEMPERATURE:
-        raise ApiError(
-            f"'temperature' is {temperature:g}; it must be 0 (greedy) or at least {MIN_TEMPERATURE:g}.",
-            param="temperature",
-        )
-    top_p = number(given, "top_p", defaults.top_p, 0.0, 1.0)
-    if top_p < MIN_TOP_P:
-        raise ApiError(
-            f"'top_p' is {top_p:g}; it must be at least {MIN_TOP_P:g} (use 'temperature': 0 for greedy).", param="top_p"
-        )
-    top_k = integer(given, "top_k", defaults.top_k, -1, 2**31 - 1)
-    return Sampling(
-        temperature=0.0 if context.greedy else temperature,
-        top_p=top_p,
-        top_k=max(top_k, 0),
-        max_tokens=max_tokens,
-        stop=_stop_strings(given, stop),
-    )
-
-
-def _stop_strings(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    stop = given.get(name, [])
-    stop = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
-        raise ApiError(f"'{name}' must be a non-empty string or a list of them.", param=name)
-    return tuple(stop)
 
 
 def boolean(given: Mapping[str, Any], name: str) -> bool:

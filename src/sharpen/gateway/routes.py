@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sharpen.gateway.answers import Writer
+from sharpen.gateway.context import Context
 from sharpen.gateway.protocols import chat, completions, messages, responses
-from sharpen.gateway.requests import ApiError, CallRequest, Context
+from sharpen.gateway.requests import ApiError, CallRequest
 
 Route = tuple[str, str]
 Parse = Callable[[Any, Context], tuple[CallRequest, Writer]]

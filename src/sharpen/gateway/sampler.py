@@ -92,6 +92,7 @@ class Sampler:
             session=session.rollout_id,
             constraint=entry.constraint,
             on_tokens=None if reader is None else reader.add,
+            pictures=entry.prompt.pictures,
         )
         try:
             with self._busy:

@@ -9,23 +9,25 @@ large or too slow is refused.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from collections import Counter
+from collections.abc import Iterator
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sharpen.config.gateway import GatewayConfig
 from sharpen.gateway.caller import Caller, WhoCalls
 from sharpen.gateway.connections import Connections
-from sharpen.gateway.exchange import Reply, Start, raw_request
+from sharpen.gateway.exchange import RawRequest, Reply, Start, raw_request
 from sharpen.gateway.listening import AppServer, url_of
-from sharpen.gateway.replies import error_reply, reply_of
+from sharpen.gateway.replies import error_reply, head_of, reply_of, send_whole
 from sharpen.gateway.requests import ApiError
+from sharpen.gateway.stream import Stream
 
 START_TIMEOUT_S = 30.0
 CLIENT_CLOSED_REQUEST = 499
-MAX_BODY_BYTES = 64 << 20
 BODY_TIMEOUT_S = 60.0
 """How long a request's body may take to arrive."""
 STOP_TIMEOUT_S = 0.5
@@ -50,6 +52,7 @@ class Server:
         self._lock = threading.Lock()
         self._server: AppServer | None = None
         self._port: int | None = None
+        self._running: Counter[str] = Counter()
 
     def url(self, host: str | None = None) -> str:
         """Return the base URL, starting the server on the first call. From any thread but the serving loop's.
@@ -78,42 +81,69 @@ class Server:
         return self._server.port
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application that uvicorn runs: every path and method is the gateway's to answer."""
-        response = await self._endpoint(Request(scope, receive))
-        await response(scope, receive, send)
-
-    async def _endpoint(self, request: Request) -> Response:
-        caller = self._opener(request)
+        """The application that uvicorn runs: every path and method is the gateway's to answer. What is sent to a client
+        that has gone goes nowhere."""
+        request = Request(scope, receive)
+        caller = self._opener(scope)
+        path = scope["path"]
         try:
-            body = await read_body(request)
+            body = await read_body(request, self._config.max_body_mb)
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+            query = scope["query_string"].decode("latin-1")
+            raw = raw_request(scope["method"], path, headers, body, caller, in_process=False, query=query)
+            with self._one_more(raw.key):
+                await self._answer(raw, request, send)
         except ClientDisconnect:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+            return
         except ApiError as error:
-            return _ReplyResponse(error_reply(error, request.url.path), close=True)
-        url = request.url
-        raw = raw_request(request.method, url.path, request.headers, body, caller, in_process=False, query=url.query)
+            await send_whole(send, error_reply(error, path), close=True)
+
+    @contextlib.contextmanager
+    def _one_more(self, key: str) -> Iterator[None]:
+        """Count a request of a key for the time of a block. Raises `ApiError` if there are too many."""
+        most = self._config.max_requests_per_key
+        if self._running[key] >= most:
+            raise ApiError(
+                f"{most} requests with this key are being answered (gateway.max_requests_per_key): try again later.",
+                status=429,
+                code="rate_limit_exceeded",
+                kind="rate_limit_error",
+            )
+        self._running[key] += 1
+        try:
+            yield
+        finally:
+            self._running[key] -= 1
+            if not self._running[key]:
+                del self._running[key]
+
+    async def _answer(self, raw: RawRequest, request: Request, send: Send) -> None:
+        close = raw.caller is not None
         task = self._start_request(raw)
         gone = asyncio.create_task(disconnected(request))
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if gone.done():
-            task.cancel()
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        reply = reply_of(task, raw)
-        if reply.stream is not None:
-            return _StreamResponse(reply, gone, close=caller is not None)
-        gone.cancel()
-        return _ReplyResponse(reply, close=caller is not None)
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                task.cancel()
+                return
+            reply = reply_of(task, raw)
+            if reply.stream is not None:
+                await _send_stream(send, reply, reply.stream, gone, close=close)
+            else:
+                await send_whole(send, reply, close=close)
+        finally:
+            gone.cancel()
 
-    def _opener(self, request: Request) -> Caller | None:
+    def _opener(self, scope: Scope) -> Caller | None:
         """Return whose code opened the connection, if it came from this machine: ports of others mean nothing here."""
         assert self._connections is not None
-        server = request.scope.get("server")
-        if request.client is None or server is None or request.client.host != server[0]:
+        server, client = scope.get("server"), scope.get("client")
+        if client is None or server is None or client[0] != server[0]:
             return None
-        return self._connections.opener(request.client.port)
+        return self._connections.opener(client[1])
 
 
-async def read_body(request: Request, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
+async def read_body(request: Request, max_mb: int, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
     """Read the body. Raises `ApiError` if it is too large or too slow, `ClientDisconnect` if the client leaves."""
     parts: list[bytes] = []
     num_bytes = 0
@@ -121,8 +151,9 @@ async def read_body(request: Request, timeout_s: float = BODY_TIMEOUT_S) -> byte
         async with asyncio.timeout(timeout_s):
             async for part in request.stream():
                 num_bytes += len(part)
-                if num_bytes > MAX_BODY_BYTES:
-                    raise ApiError(f"A request has {MAX_BODY_BYTES >> 20} MiB at most.", status=413, code="too_large")
+                if num_bytes > max_mb << 20:
+                    reason = f"A request has {max_mb} MiB at most (gateway.max_body_mb)."
+                    raise ApiError(reason, status=413, code="too_large")
                 parts.append(part)
     except TimeoutError:
         reason = f"The request's body did not arrive within {timeout_s:g} s."
@@ -130,51 +161,21 @@ async def read_body(request: Request, timeout_s: float = BODY_TIMEOUT_S) -> byte
     return b"".join(parts)
 
 
-class _ReplyResponse(Response):
-    """A response that is marked as delivered when it is sent to a client that is still connected.
-
-    It is marked before the last byte, since the client may end its rollout as soon as it has that byte. `close`: the
-    connection is closed after it.
-    """
-
-    def __init__(self, reply: Reply, *, close: bool) -> None:
-        headers = {"content-type": reply.content_type, **({"connection": "close"} if close else {})}
-        super().__init__(reply.body, status_code=reply.status, headers=headers)
-        self._reply = reply
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._reply.delivered()
-        await super().__call__(scope, receive, send)
-
-
-class _StreamResponse(Response):
-    """A response that is sent chunk by chunk. A client that disconnects (`gone`) aborts it."""
-
-    def __init__(self, reply: Reply, gone: asyncio.Task[None], *, close: bool) -> None:
-        super().__init__(status_code=reply.status)
-        del self.headers["content-length"]
-        self.headers.update({"content-type": reply.content_type, "cache-control": "no-cache"})
-        if close:
-            self.headers["connection"] = "close"
-        self._reply, self._gone = reply, gone
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = self._reply.stream
-        assert stream is not None
-        chunks: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
-        self._gone.add_done_callback(lambda _: stream.cancel())
-        try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            stream.read(lambda chunk, last: chunks.put_nowait((chunk, last)))
-            last = False
-            while not last:
-                chunk, last = await chunks.get()
-                if last and not self._gone.done():
-                    self._reply.delivered()
-                await send({"type": "http.response.body", "body": chunk, "more_body": not last})
-        finally:
-            stream.cancel()
-            self._gone.cancel()
+async def _send_stream(send: Send, reply: Reply, stream: Stream, gone: asyncio.Task[None], *, close: bool) -> None:
+    """Send a reply chunk by chunk. A client that disconnects (`gone`) aborts it."""
+    chunks: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
+    gone.add_done_callback(lambda _: stream.cancel())
+    try:
+        await send(head_of(reply, [(b"cache-control", b"no-cache")], close=close))
+        stream.read(lambda chunk, last: chunks.put_nowait((chunk, last)))
+        last = False
+        while not last:
+            chunk, last = await chunks.get()
+            if last and not gone.done():
+                reply.delivered()
+            await send({"type": "http.response.body", "body": chunk, "more_body": not last})
+    finally:
+        stream.cancel()
 
 
 async def disconnected(request: Request) -> None:

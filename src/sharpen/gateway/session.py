@@ -86,6 +86,7 @@ class Entry:
             model=self.asked_model,
             routes_NLK=generation.routes_NLK,
             span=exchange.span,
+            pictures=self.prompt.pictures,
         )
 
     def _seconds(self) -> float:
@@ -126,6 +127,8 @@ class Session:
         """Counts the calls and tokens of an auxiliary model, and may refuse calls."""
         self.history = History()
         self.memory = Memory()
+        self.arrival = asyncio.Lock()
+        """Requests are read one after the other: that with many images is no later call than the next one."""
         self.failure: Outcome | None = None
         """Why a call failed: the model (context overflow, call limit) or infrastructure; None if no call failed."""
         self.failure_reason: str | None = None

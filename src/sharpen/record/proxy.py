@@ -76,9 +76,11 @@ class Proxy:
         say: Callable[[str], None],
         *,
         open_: bool,
+        max_body_mb: int,
     ) -> None:
         self.requests = Requests()
         self._upstream, self._sessions, self._key, self._open = upstream, sessions, key, open_
+        self._max_body_mb = max_body_mb
         self._description, self._say = description, say
         self._said: set[str] = set()
         self._gives_ids: dict[Route, bool] = {}
@@ -93,7 +95,7 @@ class Proxy:
         request = Request(scope, receive)
         path = request.url.path
         try:
-            body = await read_body(request)
+            body = await read_body(request, self._max_body_mb)
             raw = raw_request(request.method, path, request.headers, body, None, in_process=False)
             page = self._page(raw)
             exchange = None if page is not None else self._enter(request, raw)

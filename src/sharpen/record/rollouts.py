@@ -26,8 +26,9 @@ class Opinion:
 
 
 def rollout_rows(groups: Iterable[Group], opinions: Mapping[str, Opinion], left_out: LeftOut) -> Iterator[Row]:
-    """Yield a row for each conversation of each rollout, also of those that failed. `task` is the task's row and
-    `metrics` what was measured, both as JSON."""
+    """Yield a row for each conversation of each rollout, also of those that failed. `images` are the data URLs of its
+    images, in order; in a message's text `[image_url]` stands for each. `task` is the task's row and `metrics` what was
+    measured, both as JSON."""
     for group in groups:
         task = json.dumps(group.task.row, ensure_ascii=False, default=str)
         for rollout in group.rollouts:
@@ -35,6 +36,7 @@ def rollout_rows(groups: Iterable[Group], opinions: Mapping[str, Opinion], left_
             for talk in talks(rollout, left_out, None):
                 yield {
                     "messages": [_plain(message) for message in talk.messages],
+                    "images": [url for message in talk.messages for url in _images(message)],
                     "tools": json.dumps(list(talk.tools), ensure_ascii=False) if talk.tools else None,
                     "rollout": rollout.id,
                     "group": group.id,
@@ -59,6 +61,14 @@ def write_rows(path: Path, rows: list[Row]) -> None:
 
     with path.open("xb") as file:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+
+
+def _images(message: Mapping[str, Any]) -> Iterator[str]:
+    content = message.get("content")
+    for part in content if isinstance(content, list | tuple) else ():
+        source = part.get("image_url") if isinstance(part, Mapping) else None
+        if isinstance(source, Mapping) and str(source.get("url", "")).startswith("data:"):
+            yield source["url"]
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:

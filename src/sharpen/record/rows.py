@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sharpen.experience.images import with_data
 from sharpen.rollout.choices import content_of
 from sharpen.types import PROMPT_ROLE, Call, CallStatus, Group, Rollout
 
@@ -107,7 +108,8 @@ def talks(rollout: Rollout, left_out: LeftOut, min_reward: float | None) -> Iter
         chain = [call for call in calls if _goes_on(call, last)]
         if any(_goes_on(last, later) for later in calls if later.index > last.index):
             continue
-        talk = Talk(messages=[dict(message) for message in (*last.messages, last.response)], tools=last.tools)
+        messages = [with_data(message, last) for message in (*last.messages, last.response)]
+        talk = Talk(messages=messages, tools=last.tools)
         for call in (*chain, last):
             place = len(call.messages)
             talk.messages[place] = dict(call.response)

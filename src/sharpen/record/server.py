@@ -65,7 +65,13 @@ def record(options: Options, say: Callable[[str], None]) -> None:
         if number := sessions.restore():
             say(f"{number} sessions of before go on")
         proxy = Proxy(
-            upstream, sessions, options.key, recorder_document(__version__), say, open_=options.listen.is_loopback
+            upstream,
+            sessions,
+            options.key,
+            recorder_document(__version__),
+            say,
+            open_=options.listen.is_loopback,
+            max_body_mb=options.listen.max_body_mb,
         )
         stack.enter_context(_running(proxy, upstream, sessions, options, say))
         with contextlib.suppress(KeyboardInterrupt):

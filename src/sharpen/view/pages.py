@@ -6,6 +6,7 @@ In: a request. Out: HTML; with `?format=json` the same data as JSON.
 from __future__ import annotations
 
 import datetime
+import re
 import urllib.parse
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +27,8 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from sharpen.errors import ImageError
+from sharpen.types import Picture
 from sharpen.view import drawing
 from sharpen.view.data.compare import compare_page
 from sharpen.view.data.measures import to_json
@@ -76,6 +79,7 @@ class Pages:
             Route("/run/{run}/rollout/{rollout}", self._rollout, name="rollout"),
             Route("/run/{run}/rollout/{rollout}/tokens.json", self._tokens, name="tokens"),
             Route("/run/{run}/rollout/{rollout}/note", self._note, methods=["POST"], name="note"),
+            Route("/run/{run}/image/{sha256}", self._image, name="image"),
             Route("/run/{run}/series.json", self._series, name="series"),
             Mount("/static", StaticFiles(directory=HERE / "static"), name="static"),
         ]
@@ -172,6 +176,21 @@ class Pages:
         call = _whole(request.query_params.get("call"), least=0)
         tokens = call_tokens(self._library.index(folder), number, call, decode, problem)
         return JSONResponse(to_json(_found(tokens, f"a call {call}")))
+
+    def _image(self, request: Request) -> Response:
+        """A recorded image: nothing else that lies there, and as nothing else."""
+        name = request.path_params["sha256"]
+        path = self._folder(request).path / "images" / name
+        if re.fullmatch("[0-9a-f]{64}", name) is None or not path.is_file():
+            raise HTTPException(404, "not found: an image of this name")
+        picture = Picture(sha256=name, path=path)
+        try:
+            content, kind = picture.data, picture.media_type
+        except ImageError as error:
+            raise HTTPException(404, str(error)) from error
+        if not kind.startswith("image/"):
+            raise HTTPException(404, "not found: this file is no image")
+        return Response(content, media_type=kind)
 
     async def _note(self, request: Request) -> Response:
         folder, number = self._folder(request), self._number(request)

@@ -61,6 +61,7 @@ def serve(library: Library, *, port: int, opened: Callable[[str], None], price_p
     server = uvicorn.Server(
         uvicorn.Config(
             app,
+            http="h11",  # which bounds the headers of a request
             log_level="warning",
             access_log=False,
             lifespan="off",

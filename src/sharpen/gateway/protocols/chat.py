@@ -11,6 +11,8 @@ from typing import Any
 
 from sharpen.gateway.answers import Choice, Delta, Head
 from sharpen.gateway.constraints import form_of, schema_of
+from sharpen.gateway.context import Context, sampling_of
+from sharpen.gateway.images import with_references
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import dump
 from sharpen.gateway.requests import (
@@ -19,7 +21,6 @@ from sharpen.gateway.requests import (
     MESSAGE_FIELDS,
     ApiError,
     CallRequest,
-    Context,
     Form,
     boolean,
     effort_of,
@@ -27,7 +28,6 @@ from sharpen.gateway.requests import (
     integer,
     model_of,
     render_message,
-    sampling_of,
     short_repr,
 )
 from sharpen.inference.engine import Generation
@@ -72,9 +72,7 @@ def parse_request(body: Any, context: Context) -> tuple[CallRequest, ChatWriter]
     """Validate a decoded body. Raises `ApiError`."""
     given = given_fields(body)
     _refuse_unknown(given)
-    messages = given.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ApiError("'messages' must be a list with at least one message.", param="messages")
+    messages = _messages(given, context)
     stream = boolean(given, "stream")
     top_logprobs = integer(given, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
     logprobs = boolean(given, "logprobs")
@@ -106,6 +104,13 @@ def parse_request(body: Any, context: Context) -> tuple[CallRequest, ChatWriter]
         call_index=plain_text,
     )
     return request, writer
+
+
+def _messages(given: Mapping[str, Any], context: Context) -> list[Any]:
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError("'messages' must be a list with at least one message.", param="messages")
+    return [with_references(message, position, context.images) for position, message in enumerate(messages)]
 
 
 def _refuse_unknown(given: Mapping[str, Any]) -> None:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sharpen.gateway.answers import Choice, Delta, Head
+from sharpen.gateway.context import Context
 from sharpen.gateway.protocols import chat
 from sharpen.gateway.render import Renderer
-from sharpen.gateway.requests import ApiError, CallRequest, Context, given_fields, short_repr
+from sharpen.gateway.requests import ApiError, CallRequest, given_fields, short_repr
 from sharpen.inference.engine import Generation
 
 SHARED = frozenset(

@@ -2,7 +2,8 @@
 
 A system prompt and the content blocks become messages of chat completions. Stated rules:
 
-- Text, tool use, tool results and thinking are read; images, documents and server tools' blocks are refused by name.
+- Text, tool use, tool results and thinking are read, and images in base64 that users and tools give; documents and
+  server tools' blocks are refused by name.
 - A tool's result with `is_error` begins with "Error: " in the prompt: nothing else would say so.
 - `cache_control` has no effect, nor have `context_management` (the client sends what it wants seen) and effort.
 - Tools without an `input_schema` (Anthropic's own) are left out of the prompt.
@@ -22,19 +23,19 @@ from typing import Any
 
 from sharpen.gateway.answers import Choice, Delta, Head
 from sharpen.gateway.constraints import form_of
+from sharpen.gateway.context import Context, sampling_of
+from sharpen.gateway.images import ImageReader
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import NO_THREADS, anthropic_error, dump
 from sharpen.gateway.requests import (
     ApiError,
     CallRequest,
-    Context,
     Form,
     boolean,
     given_fields,
     integer,
     model_of,
     render_message,
-    sampling_of,
     short_repr,
 )
 
@@ -72,7 +73,7 @@ def parse_count(body: Any, context: Context) -> tuple[CallRequest, MessagesWrite
 
 
 def _request(given: Mapping[str, Any], context: Context) -> CallRequest:
-    messages = _messages(given)
+    messages = _messages(given, context.images)
     tools, notes = _tools(given)
     integer(given, "max_tokens", 1, 1, 2**31 - 1)
     return CallRequest(
@@ -102,7 +103,7 @@ def _refuse_unknown(given: Mapping[str, Any], *, beta: bool) -> None:
             raise ApiError(f"{key}: not supported here; this server runs no tools of its own.", param=key)
 
 
-def _messages(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _messages(given: Mapping[str, Any], images: ImageReader) -> list[dict[str, Any]]:
     """Return the conversation as chat completions have it, the system prompt first."""
     said = given.get("messages")
     if not isinstance(said, list) or not said:
@@ -120,7 +121,7 @@ def _messages(given: Mapping[str, Any]) -> list[dict[str, Any]]:
             content = [{"type": "text", "text": content}]
         if not isinstance(content, list) or not content or not all(isinstance(block, dict) for block in content):
             raise ApiError(f"{where}.content: a string or a list of blocks is required, not empty", param=where)
-        messages += [_assistant(content, where)] if role == "assistant" else _turn(role, content, where)
+        messages += [_assistant(content, where)] if role == "assistant" else _turn(role, content, where, images)
     return messages
 
 
@@ -152,25 +153,64 @@ def _tool_use(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"id": _string(block, "id", where), "type": "function", "function": function}
 
 
-def _turn(role: str, blocks: Sequence[Mapping[str, Any]], where: str) -> Iterator[dict[str, Any]]:
-    """Yield what a message of the user's says: a message for each tool result, and one for the text between them."""
-    texts: list[str] = []
+def _turn(role: str, blocks: Sequence[Mapping[str, Any]], where: str, images: ImageReader) -> Iterator[dict[str, Any]]:
+    """Yield what a message of the user's says: a message for each tool result, and one for what is between them."""
+    said: list[dict[str, Any]] = []
     for place, block in enumerate(blocks):
         at, kind = f"{where}.content.{place}", block.get("type")
-        if kind == "text":
-            texts.append(_string(block, "text", at))
+        if kind == "text" or (kind == "image" and role == "user"):
+            said.append(_part(block, at, images))
         elif kind == "tool_result" and role == "user":
-            if texts:
-                yield {"role": role, "content": "\n".join(texts)}
-                texts = []
-            content = _texts(block.get("content", ""), f"{at}.content")
-            if boolean(block, "is_error"):
-                content = f"Error: {content}"
-            yield {"role": "tool", "tool_call_id": _string(block, "tool_use_id", at), "content": content}
+            if said:
+                yield {"role": role, "content": _joined(said)}
+                said = []
+            yield _tool_result(block, at, images)
         else:
             raise _refused_block(kind, at)
-    if texts:
-        yield {"role": role, "content": "\n".join(texts)}
+    if said:
+        yield {"role": role, "content": _joined(said)}
+
+
+def _tool_result(block: Mapping[str, Any], where: str, images: ImageReader) -> dict[str, Any]:
+    given = block.get("content", "")
+    blocks = given if isinstance(given, list) else [{"type": "text", "text": given}]
+    parts = []
+    for place, one in enumerate(blocks):
+        kind = one.get("type") if isinstance(one, dict) else type(one).__name__
+        if kind not in ("text", "image"):
+            raise _refused_block(kind, f"{where}.content.{place}")
+        parts.append(_part(one, f"{where}.content.{place}", images))
+    content = _joined(parts)
+    if boolean(block, "is_error"):
+        content = f"Error: {content}" if isinstance(content, str) else [{"type": "text", "text": "Error: "}, *content]
+    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": content}
+
+
+def _part(block: Mapping[str, Any], where: str, images: ImageReader) -> dict[str, Any]:
+    """Return a block of text or an image as a part of a message of chat completions."""
+    if block["type"] == "text":
+        return {"type": "text", "text": _string(block, "text", where)}
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    if not isinstance(source, dict) or kind != "base64":
+        raise ApiError(
+            f"{where}.source: {short_repr(kind)} is not 'base64': images are not fetched here, nor are files kept",
+            param=where,
+        )
+    return images.from_base64(source.get("data"), f"{where}.source.data")
+
+
+def _joined(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return the texts, one below the other, or, if there are images, the parts with adjacent texts so joined."""
+    joined: list[dict[str, Any]] = []
+    for part in parts:
+        if part["type"] == "text" and joined and joined[-1]["type"] == "text":
+            joined[-1]["text"] += "\n" + part["text"]
+        else:
+            joined.append(dict(part))
+    if not joined:
+        return ""
+    return str(joined[0]["text"]) if len(joined) == 1 and joined[0]["type"] == "text" else joined
 
 
 def _texts(content: Any, where: str) -> str:
@@ -196,7 +236,7 @@ def _string(block: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _refused_block(kind: Any, where: str) -> ApiError:
-    return ApiError(f"{where}: blocks of type {short_repr(kind)} are not supported here; only text is", param=where)
+    return ApiError(f"{where}: blocks of type {short_repr(kind)} are not supported here", param=where)
 
 
 def _tools(given: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:

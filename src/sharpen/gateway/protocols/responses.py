@@ -2,8 +2,9 @@
 
 The items of `input` become messages of chat completions. Stated rules:
 
-- Messages, function calls, calls of custom tools, their outputs, reasoning and references to items are read; images,
-  files and the items of tools that OpenAI runs are refused by name.
+- Messages, function calls, calls of custom tools, their outputs, reasoning and references to items are read; files
+  and the items of tools that OpenAI runs are refused by name. Images are read in messages of the user's and in the
+  outputs of calls.
 - Reasoning, text and calls that follow each other are one answer of the model's, as they were when it was given.
 - A custom tool is a function with one string, `input`. Tools of other kinds (`web_search`, `namespace`, ...) are left
   out of the prompt, and that is reported once.
@@ -21,13 +22,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sharpen.gateway.constraints import form_of, schema_of
+from sharpen.gateway.context import Context, sampling_of
+from sharpen.gateway.images import ImageReader, wrong_role
 from sharpen.gateway.memory import Memory
 from sharpen.gateway.protocols.responses_events import SEALED, ResponsesWriter
 from sharpen.gateway.requests import (
     MAX_TOP_LOGPROBS,
     ApiError,
     CallRequest,
-    Context,
     Form,
     boolean,
     effort_of,
@@ -35,7 +37,6 @@ from sharpen.gateway.requests import (
     integer,
     model_of,
     render_message,
-    sampling_of,
     short_repr,
 )
 
@@ -69,7 +70,7 @@ def parse_request(body: Any, context: Context) -> tuple[CallRequest, ResponsesWr
     """Validate a decoded body. Raises `ApiError`."""
     given = given_fields(body)
     _refuse_unknown(given)
-    conversation = [*_earlier(given, context.memory), *_conversation(given, context.memory)]
+    conversation = [*_earlier(given, context.memory), *_conversation(given, context)]
     instructions = given.get("instructions", "")
     if not isinstance(instructions, str):
         raise ApiError(f"'instructions' is {short_repr(instructions)}; it must be a string.", param="instructions")
@@ -170,7 +171,7 @@ def _earlier(given: Mapping[str, Any], memory: Memory) -> Sequence[Mapping[str, 
     return stored.messages
 
 
-def _conversation(given: Mapping[str, Any], memory: Memory) -> list[dict[str, Any]]:
+def _conversation(given: Mapping[str, Any], context: Context) -> list[dict[str, Any]]:
     said = given.get("input", [])
     if isinstance(said, str):
         return [{"role": "user", "content": said}]
@@ -183,12 +184,12 @@ def _conversation(given: Mapping[str, Any], memory: Memory) -> list[dict[str, An
         if not isinstance(item, dict):
             raise ApiError(f"'{where}' must be an object.", param=where)
         if item.get("type") == "item_reference":
-            item = _referenced(item, memory, where)
+            item = _referenced(item, context.memory, where)
         kind = item.get("type", "message")
         by_model = kind != "message" or item.get("role") == "assistant"
         rank = _RANKS.get(kind) if by_model and isinstance(kind, str) else None
         if rank is None:
-            messages.append(_input(item, kind, where))
+            messages.append(_input(item, kind, where, context.images))
             last_rank = len(_RANKS)
             continue
         if rank < last_rank or (rank == last_rank and rank < _RANKS["function_call"]) or last_rank == len(_RANKS):
@@ -199,22 +200,25 @@ def _conversation(given: Mapping[str, Any], memory: Memory) -> list[dict[str, An
 
 
 def _referenced(item: Mapping[str, Any], memory: Memory, where: str) -> Mapping[str, Any]:
-    for stored in memory.responses.values():
+    for stored in list(memory.responses.values()):  # on a thread of its own if there are images
         for one in stored.body["output"]:
             if one["id"] == item.get("id"):
                 return dict(one)
     raise ApiError(f"'{where}' refers to {short_repr(item.get('id'))}, which is not stored here.", param=where)
 
 
-def _input(item: Mapping[str, Any], kind: Any, where: str) -> dict[str, Any]:
+def _input(item: Mapping[str, Any], kind: Any, where: str, images: ImageReader) -> dict[str, Any]:
     """Return the message of an item that the model did not write."""
     if kind == "message":
         role = item.get("role")
         if role not in ("user", "system", "developer"):
             raise ApiError(f"'{where}.role' is {short_repr(role)}; it must be a role.", param=f"{where}.role")
-        return {"role": role, "content": _text(item.get("content"), f"{where}.content")}
+        content = _content(item.get("content"), f"{where}.content", images)
+        if role != "user" and not isinstance(content, str):
+            raise wrong_role(role, f"{where}.content")
+        return {"role": role, "content": content}
     if kind in ("function_call_output", "custom_tool_call_output"):
-        output = _text(item.get("output"), f"{where}.output")
+        output = _content(item.get("output"), f"{where}.output", images)
         return {"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": output}
     raise ApiError(
         f"'{where}' is an item of type {short_repr(kind)}, which is not supported here.", param=f"{where}.type"
@@ -249,6 +253,25 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
         except (binascii.Error, UnicodeDecodeError) as error:
             raise ApiError(f"'{where}.encrypted_content' is not what was given out.", param=where) from error
     return _text(item.get("summary", []), f"{where}.summary")
+
+
+def _content(content: Any, where: str, images: ImageReader) -> str | list[dict[str, Any]]:
+    """Return a text or, if there are images, the parts of the content as chat completions have them."""
+    kinds = (
+        [part.get("type") if isinstance(part, dict) else None for part in content] if isinstance(content, list) else []
+    )
+    if "input_image" not in kinds:
+        return _text(content, where)
+    parts = []
+    for place, (part, kind) in enumerate(zip(content, kinds, strict=True)):
+        at = f"{where}[{place}]"
+        if kind != "input_image":
+            parts.append({"type": "text", "text": _text([part], where)})
+        elif part.get("image_url") is None:
+            raise ApiError(f"'{at}' has no 'image_url': no files are kept here, send a data URL.", param=at)
+        else:
+            parts.append(images.from_url(part["image_url"], f"{at}.image_url"))
+    return parts
 
 
 def _text(content: Any, where: str) -> str:

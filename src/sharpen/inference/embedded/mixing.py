@@ -3,8 +3,8 @@
 In: the model, whose layers are taken over; for each step, which rows decode and which are segments of prompts. Out: the
 layers' output for these rows (zero for padding), and the states of exactly their slots moved on.
 
-The decoding rows of a step are one call. Segments are cut into pieces of equal length that several of them have, since
-a call costs nearly as much for one sequence as for many.
+The decoding rows of a step are one call. Segments of different lengths are computed one by one, or cut into pieces of
+equal length that several of them have, whichever costs less.
 
 Shape suffixes: N rows of the step, B sequences of one call, T tokens of each, C hidden size.
 """
@@ -24,6 +24,9 @@ from sharpen.inference.embedded.attention import SlotSegment
 from sharpen.inference.embedded.slots import Indices
 from sharpen.inference.embedded.states import SlotState, StatePool
 
+_CALL_TOKENS = 64
+"""What a call costs beside its tokens, in tokens."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
@@ -42,16 +45,22 @@ class Mixing:
         self._mixers = mixers
         self._pool = pool
         self._device = device
-        self._cut = pieces if all(mixer.continues for mixer in mixers) else single_pieces
+        self._cut = (
+            functools.partial(pieces, chunk=max(mixer.chunk for mixer in mixers))
+            if all(mixer.continues for mixer in mixers)
+            else single_pieces
+        )
+        self._decoding: torch.Tensor | None = None  # slots (B), which are their rows too
+        self._are_first = False  # whether those are the slots 0 .. B - 1
         self._pieces: list[tuple[torch.Tensor, torch.Tensor]] = []  # slots (B) and rows (B, T)
         for layer, mixer in enumerate(mixers):
             mixer.module.forward = functools.partial(self._mix, layer)
 
     def lay_out(self, decoding: Indices, segments: Sequence[SlotSegment]) -> None:
         """Say what the rows of the next forward pass are: row r decodes for slot r of `decoding`; then segments."""
-        slots = tuple(int(slot) for slot in decoding)
-        decode = [Piece(slots=slots, first_rows=slots, length=1)] if slots else []
-        self._pieces = [self._on_device(piece) for piece in (*decode, *self._cut(segments))]
+        self._decoding = torch.from_numpy(decoding).to(self._device) if len(decoding) else None
+        self._are_first = bool(len(decoding)) and int(decoding[-1]) == len(decoding) - 1
+        self._pieces = [self._on_device(piece) for piece in self._cut(segments)]
 
     def _on_device(self, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
         first_B1 = torch.tensor(piece.first_rows, device=self._device).unsqueeze(1)
@@ -62,12 +71,25 @@ class Mixing:
         """Compute one layer for all rows, in place of its own forward pass; (1, N, C) to (1, N, C)."""
         mixer = self._mixers[layer]
         mixed_1NC = torch.zeros_like(hidden_states)
+        if self._decoding is not None:
+            self._decode(layer, hidden_states[0], mixed_1NC[0])
         for slots_B, rows_BT in self._pieces:
             before = self._pool.read(layer, slots_B)
             mixed_BTC, after = mixer.run(hidden_states[0, rows_BT], before)
             self._pool.write(layer, slots_B, after)
             mixed_1NC[0, rows_BT] = mixed_BTC
         return mixed_1NC
+
+    def _decode(self, layer: int, hidden_NC: torch.Tensor, mixed_NC: torch.Tensor) -> None:
+        """Compute the rows that decode. The first slots' states, which most steps need, are not copied."""
+        assert self._decoding is not None
+        mixer, count = self._mixers[layer], len(self._decoding)
+        if self._are_first:
+            mixed_NC[:count] = mixer.step(hidden_NC[:count].unsqueeze(1), self._pool.first(layer, count)).squeeze(1)
+            return
+        states = self._pool.read(layer, self._decoding)
+        mixed_NC[self._decoding] = mixer.step(hidden_NC[self._decoding].unsqueeze(1), states).squeeze(1)
+        self._pool.write(layer, self._decoding, states)
 
 
 @torch.inference_mode()
@@ -77,18 +99,29 @@ def example_state(mixers: Sequence[Mixer], model: Any) -> SlotState:
     return tuple(mixer.run(probe, {})[1] for mixer in mixers)
 
 
-def pieces(segments: Sequence[SlotSegment]) -> list[Piece]:
-    """Cut segments into pieces, those of one segment in their order: into powers of two, so that segments of different
-    lengths share calls; or not at all, where that makes fewer calls."""
+def pieces(segments: Sequence[SlotSegment], chunk: int) -> list[Piece]:
+    """Cut segments into pieces, those of one segment in their order: not at all, or into powers of two, so that
+    segments of different lengths share calls. Pieces shorter than `chunk` cost as much as a whole one: with the scan of
+    Mamba 2 the powers of two are hardly ever worth it, with a convolution they are from few segments on."""
+    return min(_whole(segments), _powers_of_two(segments), key=lambda cut: sum(_cost(piece, chunk) for piece in cut))
+
+
+def _cost(piece: Piece, chunk: int) -> int:
+    length = piece.length if piece.length == 1 else -(-piece.length // chunk) * chunk
+    return _CALL_TOKENS + len(piece.slots) * length
+
+
+def _whole(segments: Sequence[SlotSegment]) -> list[Piece]:
+    lengths = [segment.end - segment.start for segment in segments]
+    return [
+        _piece([(segment, 0) for segment, length in zip(segments, lengths, strict=True) if length == common], common)
+        for common in sorted(set(lengths))
+    ]
+
+
+def _powers_of_two(segments: Sequence[SlotSegment]) -> list[Piece]:
     lengths = [segment.end - segment.start for segment in segments]
     bits = functools.reduce(int.__or__, lengths, 0)
-    if len(set(lengths)) <= bits.bit_count():
-        return [
-            _piece(
-                [(segment, 0) for segment, length in zip(segments, lengths, strict=True) if length == common], common
-            )
-            for common in sorted(set(lengths))
-        ]
     powers = [1 << bit for bit in reversed(range(bits.bit_length())) if bits >> bit & 1]
     return [
         _piece(

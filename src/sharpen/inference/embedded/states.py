@@ -63,6 +63,10 @@ class StatePool:
         """Return copies of the states of some slots in one layer."""
         return {key: tensor_S.index_select(0, slots_B) for key, tensor_S in self._layers[layer].items()}
 
+    def first(self, layer: int, count: int) -> States:
+        """Return the states of the first `count` slots in one layer, not copied."""
+        return {key: tensor_S[:count] for key, tensor_S in self._layers[layer].items()}
+
     def write(self, layer: int, slots_B: torch.Tensor, states: States) -> None:
         """Set the states of some slots in one layer."""
         for key, tensor_S in self._layers[layer].items():

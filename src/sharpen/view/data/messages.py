@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sharpen.transcript import clean_for_page, tool_calls
+from sharpen.transcript import clean_for_page, image_name, tool_calls
 from sharpen.types import Call
 
 MAX_TEXT = 200_000
@@ -22,7 +22,8 @@ MAX_TEXT = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a message: text, a picture (`url` is a data URL), or something else, named by `text`."""
+    """A part of a message: text, a picture (`url` is a data URL, or relative to the rollout's page), or something else,
+    named by `text`."""
 
     kind: Literal["text", "image", "other"]
     text: str
@@ -194,6 +195,8 @@ def _part(part: Any) -> Part:
     if kind in ("image_url", "input_image", "image"):
         url = part.get("image_url")
         url = str(url.get("url", "") if isinstance(url, Mapping) else url or part.get("image") or "")
+        if (name := image_name(part)) is not None:
+            return Part(kind="image", text=f"picture {name[:12]}", url=f"../image/{name}")
         if url.startswith("data:image/") and not url.startswith("data:image/svg"):
             return Part(kind="image", text="picture", url=url)
         return Part(kind="other", text=f"picture {_text(url[:500])}")

@@ -1,0 +1,95 @@
+"""The images of a journal: files beside it, one for one content, named by the content's hash.
+
+In: the pictures of calls. Out: `images/<sha256>`, whole on disk before a call that names it is written, so that a crash
+leaves at most a file that no call names; and pictures whose content is read when it is first needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sharpen.types import Call, Group, Picture
+
+FOLDER = "images"
+TABLE = "CREATE TABLE IF NOT EXISTS images (sha256 TEXT PRIMARY KEY, content BLOB NOT NULL) WITHOUT ROWID"
+
+
+class ImageFolder:
+    """The folder of the images of a journal at `journal`, made with the first one."""
+
+    def __init__(self, journal: Path) -> None:
+        self.path = journal.parent / FOLDER
+        self._written: set[str] = set()
+
+    def add(self, pictures: Iterable[Picture]) -> None:
+        """Write the images that are not there. Raises `OSError`."""
+        new = {one.sha256: one for one in pictures if one.sha256 not in self._written}
+        missing = [one for one in new.values() if not (self.path / one.sha256).exists()]
+        if missing:
+            self.path.mkdir(exist_ok=True)
+            for picture in missing:
+                _write(self.path / picture.sha256, picture.data)
+            with contextlib.suppress(OSError):  # not every file system can flush a folder
+                descriptor = os.open(self.path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        self._written.update(new)
+
+    def picture(self, sha256: str) -> Picture:
+        """Return the picture with this hash; nothing is read yet."""
+        return Picture(sha256=sha256, path=self.path / sha256)
+
+
+def with_data(message: Mapping[str, Any], call: Call) -> dict[str, Any]:
+    """Return a recorded message of a call with its images as data URLs, as the agent sent them."""
+    content = message.get("content")
+    if not call.pictures or not isinstance(content, list | tuple):
+        return dict(message)
+    pictures = {f"sha256:{span.picture.sha256}": span.picture for span in call.pictures}
+
+    def whole(part: Any) -> Any:
+        source = part.get("image_url") if isinstance(part, Mapping) else None
+        picture = pictures.get(str(source.get("url"))) if isinstance(source, Mapping) else None
+        if picture is None:
+            return part
+        encoded = base64.b64encode(picture.data).decode()
+        return {"type": "image_url", "image_url": {"url": f"data:{picture.media_type};base64,{encoded}"}}
+
+    return {**message, "content": [whole(part) for part in content]}
+
+
+def insert_images(connection: sqlite3.Connection, pictures: Iterable[Picture]) -> None:
+    """Write images into a journal that is no file, and so has no folder."""
+    connection.execute(TABLE)
+    for picture in {one.sha256: one for one in pictures}.values():
+        connection.execute("INSERT OR IGNORE INTO images VALUES (?, ?)", (picture.sha256, picture.data))
+
+
+def read_image(connection: sqlite3.Connection, sha256: str) -> Picture:
+    """Return an image that `insert_images` wrote."""
+    (content,) = connection.execute("SELECT content FROM images WHERE sha256 = ?", (sha256,)).fetchone()
+    return Picture(sha256=sha256, content=content)
+
+
+def pictures_of(group: Group) -> list[Picture]:
+    """Return the pictures of a group's calls, each as often as it is shown."""
+    rollouts = (*group.with_baseline, *group.attempts)
+    return [span.picture for rollout in rollouts for call in rollout.calls for span in call.pictures]
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file whole, or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
