@@ -1,7 +1,8 @@
 """Takes the pictures of `sharpen view`'s pages: `python docs/make_pictures.py [NAME ...]`.
 
-In: nothing; two runs are made from invented records (`bench/view/shop_runs.py`), served, and opened in headless Chromium
-(/usr/bin/chromium, or the one that the variable CHROMIUM names). Out: images/view-NAME.png, all or those named.
+In: nothing; two runs are made from invented records (`bench/view/shop_runs.py`), served, and opened in headless
+Chromium (/usr/bin/chromium, or the one that the variable CHROMIUM names). Out: images/view-NAME.png, all or those that
+are named.
 """
 
 from __future__ import annotations
