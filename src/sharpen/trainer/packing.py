@@ -216,7 +216,8 @@ class _Builder:
         assert end == self._num_tokens
         ids_N = np.zeros(end, np.int64)
         for number, path in indices.items():
-            ids_N[path] = self._chosen[number].ids_T[: len(path)]
+            ids = _computed_ids(self._chosen[number])
+            ids_N[path[: len(ids)]] = ids  # a sequence may end within a run that others go on with
         entries = _entries(self._chosen, indices, rollout_ids)
         return Pack(
             ids_N=ids_N,
