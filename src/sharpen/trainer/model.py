@@ -30,6 +30,7 @@ from sharpen.families.recurrent import mixers_of, replace_forward
 from sharpen.families.routing import recording, round_experts, routing_of, to_array
 from sharpen.families.sight import Sight, View, showing
 from sharpen.families.table import needs_of, refuse_unsupported
+from sharpen.families.windows import short_windows
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
 from sharpen.trainer.output import OutputLayer
@@ -375,7 +376,7 @@ class TrainedModel:
         """Return the probe's logits, shape (N, V), from the model's own forward pass over each branch."""
         decoder_of(self.module).set_attn_implementation("eager")
         ids_BT = probe_ids(self._vocabulary())[BRANCHES_BT]
-        with torch.no_grad(), recording(self.routing) as recorded:
+        with torch.no_grad(), short_windows(self.module), recording(self.routing) as recorded:
             own_BTV = self.module(input_ids=to_device(ids_BT, self.device), use_cache=False).logits
             if recorded is not None and self.routing is not None:
                 self.routing.check_all_chose()
@@ -388,7 +389,7 @@ class TrainedModel:
 
     def _packed_logits(self) -> torch.Tensor:
         """Return the probe's logits, shape (N, V), from the packed tree."""
-        with torch.no_grad():
+        with torch.no_grad(), short_windows(self.module):
             ids_N = probe_ids(self._vocabulary())
             hidden_NC = self._routed(ids_N, POSITIONS_N, SEGMENTS, self._probe_routes_NLK)
             return OutputLayer.of(self.module).logits(hidden_NC)
