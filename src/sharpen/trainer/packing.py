@@ -215,8 +215,9 @@ class _Builder:
             end = visit(top, None, end, np.empty(0, np.int64))
         assert end == self._num_tokens
         ids_N = np.zeros(end, np.int64)
-        for number, path in indices.items():
-            ids_N[path] = self._chosen[number].ids_T[: len(path)]
+        for number, path in indices.items():  # a path goes on to the end of the run in which its sequence ends
+            ids = _computed_ids(self._chosen[number])
+            ids_N[path[: len(ids)]] = ids
         entries = _entries(self._chosen, indices, rollout_ids)
         return Pack(
             ids_N=ids_N,
