@@ -25,7 +25,19 @@ from sharpen.monitor.metrics import JsonlSink
 from sharpen.monitor.statistics import Evaluation, accuracy_metrics
 from sharpen.monitor.summary import Summary, write_summary
 from sharpen.monitor.verdict import Candidates, Checkpoint, judge_rewards
-from sharpen.types import Call, CallStatus, Check, Experience, Group, IntArray, Outcome, Rollout, Sampling, Task
+from sharpen.types import (
+    Call,
+    CallEntropies,
+    CallStatus,
+    Check,
+    Experience,
+    Group,
+    IntArray,
+    Outcome,
+    Rollout,
+    Sampling,
+    Task,
+)
 
 SYSTEM = "You keep the stock of a shop. Look every number up with the tool, then answer with it."
 TOOL: Mapping[str, Any] = {
@@ -284,7 +296,8 @@ def train(maker: Maker, journal: Journal, metrics: JsonlSink, step: int) -> None
     spans, experiences = tuple(span for span, _ in trained), tuple(experience for _, experience in trained)
     places = tuple(GroupPlace(group_id=group.id, update=0, left_out=None, replayed=False) for group in groups)
     numbers = _numbers(rollouts, step)
-    journal.add_step(step, step, numbers, experiences, Delivery(spans=spans, places=places))
+    entropies = [_entropies(rollout, call) for group in groups for rollout in group.scored for call in rollout.calls]
+    journal.add_step(step, step, numbers, experiences, Delivery(spans=spans, places=places), entropies)
     journal.flush()
     metrics.log(step, numbers)
 
@@ -321,6 +334,13 @@ def _trained(groups: Sequence[Group]) -> Iterator[tuple[LossSpan, Experience]]:
             for call in rollout.calls:
                 yield _call_trained(call, rollout, (rollout.reward or 0.0) - mean, number)
                 number += 1
+
+
+def _entropies(rollout: Rollout, call: Call) -> CallEntropies:
+    """Make entropies of a call's tokens: higher where the token was less probable."""
+    places_S: IntArray = np.arange(len(call.sampled_ids_S), dtype=np.int32) + len(call.prompt_ids_P)
+    entropies_S = (0.1 - 0.7 * call.logprobs_S).astype(np.float16)
+    return CallEntropies(rollout_id=rollout.id, call=call.index, places_S=places_S, entropies_S=entropies_S)
 
 
 def _call_trained(call: Call, rollout: Rollout, advantage: float, number: int) -> tuple[LossSpan, Experience]:

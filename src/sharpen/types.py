@@ -23,6 +23,7 @@ from sharpen.errors import ImageError
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+HalfArray = npt.NDArray[np.float16]
 RouteArray = npt.NDArray[np.unsignedinteger[Any]]
 """The numbers of chosen experts: uint8 if a layer has at most 256, else uint16."""
 
@@ -243,6 +244,18 @@ class Outcome(StrEnum):
 
 
 MODEL_CAUSED = frozenset({Outcome.CONTEXT_OVERFLOW, Outcome.TOKEN_LIMIT, Outcome.CALL_LIMIT, Outcome.UNUSABLE_ANSWER})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEntropies:
+    """The entropy (float16, in nats) of the distribution that each trained token of a call was predicted from, at the
+    call's temperature, under the trainer's weights of the first update that trained it; `places_S` are the tokens'
+    positions in their sequence."""
+
+    rollout_id: str
+    call: int
+    places_S: IntArray
+    entropies_S: HalfArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

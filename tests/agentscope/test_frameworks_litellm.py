@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from typing import Any
@@ -86,13 +85,17 @@ def test_parallel_rollouts_are_not_mixed_up(rollouts: Any) -> None:
     check_parallel_rollouts(rollouts, workflow, tasks=4, group_size=2)
 
 
-async def with_the_environment(task: dict[str, Any], model: Any) -> WorkflowOutput:
+def with_the_environment(others: Any) -> Any:
     """URL and key where every client of the process looks for them."""
-    os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = model.base_url, model.api_key
-    await asyncio.sleep(0.01)  # the other rollouts set theirs
-    messages = [{"role": "user", "content": task["question"]}]
-    reply = await litellm.acompletion(model=f"openai/{model.name}", messages=messages, num_retries=0)
-    return WorkflowOutput(reward=float(task["answer"] in (reply.choices[0].message.content or "")))
+
+    async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
+        os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = model.base_url, model.api_key
+        await others()  # set theirs
+        messages = [{"role": "user", "content": task["question"]}]
+        reply = await litellm.acompletion(model=f"openai/{model.name}", messages=messages, num_retries=0)
+        return WorkflowOutput(reward=float(task["answer"] in (reply.choices[0].message.content or "")))
+
+    return workflow
 
 
 def test_the_environment_of_the_process_trains_nothing_of_another_rollout(

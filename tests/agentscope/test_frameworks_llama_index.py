@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import litellm
@@ -36,12 +35,18 @@ def test_its_own_temperature_is_said_by_the_check(rollouts: Any) -> None:
     assert any("temperature" in line and "0.1" in line for line in report.findings), report.findings
 
 
-async def with_the_global_model(task: dict[str, Any], model: Any) -> WorkflowOutput:
+def with_the_global_model(others: Any) -> Any:
     """As its documentation sets a model up once for a program."""
-    Settings.llm = LiteLLM(model=f"openai/{model.name}", api_base=model.base_url, api_key=model.api_key, max_retries=0)
-    await asyncio.sleep(0.01)  # the other rollouts set theirs
-    reply = await Settings.llm.achat([ChatMessage(role="user", content=task["question"])])
-    return WorkflowOutput(reward=float(task["answer"] in (reply.message.content or "")))
+
+    async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
+        Settings.llm = LiteLLM(
+            model=f"openai/{model.name}", api_base=model.base_url, api_key=model.api_key, max_retries=0
+        )
+        await others()  # set theirs
+        reply = await Settings.llm.achat([ChatMessage(role="user", content=task["question"])])
+        return WorkflowOutput(reward=float(task["answer"] in (reply.message.content or "")))
+
+    return workflow
 
 
 def test_a_model_of_the_whole_process_trains_nothing_of_another_rollout(rollouts: Any) -> None:

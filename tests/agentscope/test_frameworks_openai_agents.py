@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -94,14 +93,18 @@ def test_parallel_rollouts_are_not_mixed_up(rollouts: Any, workflow: Any) -> Non
     check_parallel_rollouts(rollouts, workflow)
 
 
-async def with_a_global_client(task: dict[str, Any], model: Any) -> WorkflowOutput:
+def with_a_global_client(others: Any) -> Any:
     """As its documentation sets a client up once for a program."""
-    set_default_openai_client(model.client, use_for_tracing=False)
-    set_default_openai_api("chat_completions")
-    await asyncio.sleep(0.01)  # the other rollouts set theirs
-    agent = Agent(name="friday", instructions="You solve problems.", tools=[add], model=model.name)
-    result = await Runner.run(agent, task["question"])
-    return WorkflowOutput(reward=float(task["answer"] in result.final_output), response=result.final_output)
+
+    async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
+        set_default_openai_client(model.client, use_for_tracing=False)
+        set_default_openai_api("chat_completions")
+        await others()  # set theirs
+        agent = Agent(name="friday", instructions="You solve problems.", tools=[add], model=model.name)
+        result = await Runner.run(agent, task["question"])
+        return WorkflowOutput(reward=float(task["answer"] in result.final_output), response=result.final_output)
+
+    return workflow
 
 
 def test_a_client_of_the_whole_process_trains_nothing_of_another_rollout(rollouts: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOu
 from sharpen.certificate.certify import certify, read_resolved
 from sharpen.cli.main import main
 from sharpen.errors import ConfigError
+from sharpen.experience.entropies import read_entropies
+from sharpen.experience.evidence import read_delivery
+from sharpen.experience.reading import open_journal, read_groups, read_steps
 
 
 async def two_calls(task, model):
@@ -75,6 +79,23 @@ def test_the_configuration_comes_back_from_resolved_json(finished):
     config = read_resolved(finished / "resolved.json")
     assert config.trainer.num_minibatches == 2
     assert config.algorithm.group_size == 4
+
+
+def test_each_trained_token_has_its_entropy_in_the_journal_and_the_certificate_needs_none(finished, run_dir):
+    """Their mean is the step's metric, which is made of the sums on the trainer's side; spans say which are trained."""
+    steps = {one.step: one.metrics["trainer/entropy"] for one in read_steps(finished / "run.db")}
+    rollouts = [rollout for group in read_groups(finished / "run.db") for rollout in group.rollouts]
+    with closing(open_journal(finished / "run.db")) as journal:
+        for step, mean in steps.items():
+            spans = read_delivery(finished / "run.db", step).spans
+            found = {rollout.id: read_entropies(journal, rollout, [step]) for rollout in rollouts}
+            for span in spans:
+                if span.advantages_S.any():  # where all advantages are 0, only some sequences are computed
+                    assert np.isfinite(found[span.rollout_id][span.call]).sum() == len(span.places_S)
+            entropies = np.concatenate([one for calls in found.values() for one in calls.values()])
+            assert np.nanmean(entropies.astype(np.float64)) == pytest.approx(mean, rel=1e-3)
+    edit(run_dir, "DELETE FROM entropies")
+    assert certify(run_dir).holds
 
 
 def edit(run_dir, statement, *values):

@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -13,8 +14,9 @@ from sharpen.cli.show import add_show, run_show
 from sharpen.errors import ConfigError
 from sharpen.experience.draw import make_batch
 from sharpen.experience.journal import Journal
+from sharpen.experience.records import Delivery, GroupPlace
 from sharpen.transcript import clean, pieces
-from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Span, Task
+from sharpen.types import Call, CallEntropies, CallStatus, Group, Outcome, Rollout, Sampling, Span, Task
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 QUESTION = {"role": "user", "content": [{"type": "text", "text": "What is 2 + 2? " * 12}, {"type": "image_url"}]}
@@ -172,6 +174,28 @@ def test_a_table_of_tokens(run_dir, tokenizer):
     assert max(map(len, text.splitlines())) <= 100
     untrained = show(run_dir, "--rollout", "step-3/train/17/1", "--call", "1", "--tokens")
     assert len([line for line in untrained.splitlines() if line.rstrip().endswith("   0")]) == len(ids)
+
+
+def test_the_table_has_entropies_where_they_are_recorded(tmp_path, run_dir, tokenizer):
+    shutil.copytree(run_dir, tmp_path / "run")
+    group = make_group(3, tokenizer)
+    call = group.rollouts[0].calls[0]
+    first, count = len(call.prompt_ids_P), len(call.sampled_ids_S)
+    entropies = CallEntropies(
+        rollout_id="step-3/train/17/0",
+        call=0,
+        places_S=np.arange(first, first + count - 1, dtype=np.int32),
+        entropies_S=np.full(count - 1, 1.25, np.float16),
+    )
+    place = GroupPlace(group_id="step-3/train/17", update=0, left_out=None, replayed=False)
+    with Journal(tmp_path / "run/run.db") as journal:
+        delivery = Delivery(spans=(), places=(place,))
+        journal.add_step(4, 4, {}, experiences(group), delivery, entropies=[entropies])
+    text = show(tmp_path / "run", "--rollout", "step-3/train/17/0", "--tokens")
+    assert text.count("entropy") == 2
+    rows = [line.split() for line in text.splitlines() if line.rstrip().endswith("   1")]
+    assert [row[-3] for row in rows[:count]] == ["1.250"] * (count - 1) + ["-"]
+    assert {row[-3] for row in rows[count:]} == {"-"}
 
 
 def test_filters_choose_failures_the_best_a_step_and_a_task_and_print_what_was_said(run_dir):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from hybrid_toys import HYBRIDS, make_hybrid
 from trainer_toys import make_experiences, make_model, plain_copy, record
@@ -163,6 +164,10 @@ def assert_same_numbers(one: Any, many: Any, *, relative: float = 1e-6) -> None:
             assert abs(value - many.values[name]) < 1e-5, name
             continue
         assert abs(value - many.values[name]) <= relative * max(abs(value), 1.0), (name, value, many.values[name])
+    entropies = {(call.rollout_id, call.call): call.entropies_S for call in many.entropies}
+    assert len(entropies) == len(one.entropies)
+    for call in one.entropies:
+        np.testing.assert_allclose(entropies[call.rollout_id, call.call], call.entropies_S, rtol=2e-3)
 
 
 def assert_same_weights(one: Any, many: Any, *, absolute: float = 2e-6) -> None:

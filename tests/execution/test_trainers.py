@@ -10,7 +10,7 @@ from sharpen.errors import ConfigError, RankError
 from sharpen.execution.ranks.processes import lay_out, view
 from sharpen.execution.ranks.rank import WeightSpec
 from sharpen.execution.ranks.shared_file import SharedFile
-from sharpen.execution.trainers import check_processes
+from sharpen.execution.trainers import check_processes, check_trainer
 
 
 def config(**settings):
@@ -37,6 +37,15 @@ def test_offloading_to_the_cpu_what_is_there_already():
         check_processes(config(trainer__cpu_offload=True), num_gpus=0)
     with pytest.raises(ConfigError, match=r"engine.device 'cpu', 2 GPUs here"):
         check_processes(config(trainer__cpu_offload=True, engine__device="cpu"), num_gpus=2)
+
+
+def test_offloaded_activations_need_a_gpu_and_layers_that_are_computed_again():
+    both = config(trainer__offload_activations=True, trainer__gradient_checkpointing=True)
+    check_processes(both, num_gpus=1)
+    with pytest.raises(ConfigError, match=r"offload_activations is true, but the trainer computes on the CPU"):
+        check_trainer(config(engine__device="cpu", trainer__offload_activations=True))
+    with pytest.raises(ConfigError, match=r"offload_activations is true without trainer\.gradient_checkpointing"):
+        check_processes(config(trainer__offload_activations=True), num_gpus=1)
 
 
 def test_weights_lie_side_by_side_in_shared_memory():

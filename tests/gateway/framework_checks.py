@@ -7,6 +7,7 @@ the rollouts for what a framework has of its own.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,11 +53,13 @@ def check_parallel_rollouts(rollouts: Any, workflow: Any, *, tasks: int = 6, gro
             assert all(task["question"] in str(call.messages) for call in rollout.calls)
 
 
-def check_what_the_process_shares(rollouts: Any, workflow: Any, *, tasks: int, said: Any) -> list[Group]:
+def check_what_the_process_shares(rollouts: Any, workflow_of: Any, *, tasks: int, said: Any) -> list[Group]:
     """A workflow that sets its client for the whole process: the rollout that came last gets the calls of all, at most
-    it is scored, and no call is trained in a rollout of another task."""
+    it is scored, and no call is trained in a rollout of another task. `workflow_of(others)` gives it; `await others()`
+    waits until every rollout is there."""
     asked = sums(tasks)
-    groups: list[Group] = rollouts(said).run(workflow, tasks=asked, group_size=2)
+    everyone = asyncio.Barrier(2 * tasks)
+    groups: list[Group] = rollouts(said).run(workflow_of(everyone.wait), tasks=asked, group_size=2)
     for task, group in zip(asked, groups, strict=True):
         for rollout in group.rollouts:
             assert all(task["question"] in str(call.messages) for call in rollout.calls if call.trainable)

@@ -94,11 +94,11 @@ def _fields(kind: str, tokenizer: Any) -> dict[str, Any]:
         return {f"{name}_id": number for name, number in ids.items()}
     if kind == "gemma4":
         return {"image_token_id": ids["image_token"]}
-    return {"image_token_index": ids["image_token"], "mm_tokens_per_image": 4}
+    return {"image_token_index": ids["image_token"], "mm_tokens_per_image": 16}
 
 
 _PROCESSORS = {
-    "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
+    "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 16},
 }
 """What the types' `processor_config.json` says."""
 
@@ -127,9 +127,12 @@ def own_logprobs(
     """The logprobs of the ids at `targets` by transformers' own forward pass over the pixels."""
     ids = torch.from_numpy(np.asarray(ids_T).astype(np.int64))
     features = [eyes.features(span.picture) for span in pictures]
+    kinds = (
+        "token_type_ids" if own.config.model_type == "gemma3" else "mm_token_type_ids"
+    )  # as its processor names them
     logits = own(
         input_ids=ids[None],
-        mm_token_type_ids=(ids == eyes.image_token_id).int()[None],
+        **{kinds: (ids == eyes.image_token_id).int()[None]},
         **{name: torch.cat([one[name] for one in features]) for name in features[0]},
     ).logits[0]
     at = torch.tensor(list(targets))

@@ -62,6 +62,11 @@ _GEMMA4 = {
     "global_head_dim": 16,
 }
 
+_BOTH_MATTER = {
+    "num_hidden_layers": 3,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+}
+"""What an image's tokens see in the last layer reaches no other token."""
 _GEMMA3N = {
     **_WINDOWED,
     "num_hidden_layers": 4,
@@ -90,7 +95,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("olmo3", "exaone4", "cohere2"), _WINDOWED),
     "gemma2": {**_WINDOWED, "query_pre_attn_scalar": 8},
     "gemma3_text": _GEMMA3,
-    "gemma3": {"text": _GEMMA3, "vision": _EYES},
+    "gemma3": {"text": {**_GEMMA3, **_BOTH_MATTER}, "vision": _EYES},
     "gemma4_text": _GEMMA4,
     "qwen3_vl": {
         "text": _THREE_POSITIONS,
@@ -98,7 +103,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "gemma3n_text": _GEMMA3N,
     "gemma4": {
-        "text": {**_GEMMA4, "use_bidirectional_attention": "vision"},
+        "text": {**_GEMMA4, **_BOTH_MATTER, "use_bidirectional_attention": "vision"},
         "vision": {**_EYES, "head_dim": 8, "num_key_value_heads": 2},
     },
     "qwen3_5": {"text": {**HYBRIDS["qwen3_5_text"], **_THREE_POSITIONS}, "vision": _QWEN_EYES},

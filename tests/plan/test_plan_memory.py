@@ -15,6 +15,8 @@ from sharpen.recipe import EngineType
 
 P = 500 * 64 + 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160 + 2 * 64 + 2 * 16) + 64
 """Parameters of the toy: Qwen3 has two norms of a head besides."""
+LINEAR = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+"""Those of the linear layers in its blocks, which a frozen model keeps in bfloat16 on a GPU."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def test_weights_gradients_and_moments_by_hand(folder: Path) -> None:
     assert found["policy: weights"] == 4 * P
     assert found["policy: gradients"] == 4 * P
     assert found["policy: moments"] == 8 * P
-    assert found["reference: weights"] == 4 * P  # grpo has a KL term
+    assert found["reference: weights"] == 4 * P - 2 * LINEAR  # grpo has a KL term
     assert found["engine: weights"] == 2 * P
     assert "critic: weights" not in found
 
@@ -67,7 +69,8 @@ def test_processes_share_out_what_is_trained(folder: Path) -> None:
     found = planned(folder, {"trainer.num_processes": 2}, gpu(16, 2))
     (place,), held = found.places, items(found)
     assert (place.count, found.missing_devices) == (2, 0)
-    assert held["policy: weights"] == held["policy: gradients"] == held["reference: weights"] == 2 * P
+    assert held["policy: weights"] == held["policy: gradients"] == 2 * P
+    assert held["reference: weights"] == 2 * P - LINEAR
     assert held["policy: moments"] == 4 * P
     assert held["engine: weights"] == 2 * P
     layer = (P - 500 * 64) // 3
@@ -102,11 +105,22 @@ def test_a_shared_base_is_there_once(folder: Path, base: str, of_linear: float) 
 
 
 def test_what_is_offloaded_lies_on_the_host(folder: Path) -> None:
-    assert offloaded_bytes(case_of(run_config(folder, {"trainer.cpu_offload": True}))) == (4 + 4 + 8 + 4) * P
+    assert offloaded_bytes(case_of(run_config(folder, {"trainer.cpu_offload": True}))) == 20 * P - 2 * LINEAR
     assert not any(
         role.startswith(("policy", "reference")) for role in items(planned(folder, {"trainer.cpu_offload": True}))
     )
     assert offloaded_bytes(case_of(run_config(folder))) == 0
+
+
+def test_the_inputs_of_layers_that_are_offloaded_lie_on_the_host(folder: Path) -> None:
+    """All but one of three, of as many tokens as the role says, in fp32."""
+    again = {"trainer.gradient_checkpointing": True}
+    role = next(role for role in items(planned(folder, again)) if role.startswith("activations of "))
+    num_tokens = int(role.split()[2].replace(",", ""))
+    held, offloaded = (
+        items(planned(folder, again | more))[role] for more in ({}, {"trainer.offload_activations": True})
+    )
+    assert held - offloaded == 4 * 2 * num_tokens * 64
 
 
 def test_a_critic_has_moments_and_gradients_too(folder: Path) -> None:
@@ -145,7 +159,7 @@ def test_a_teacher_and_auxiliary_models_lie_beside(folder: Path, tmp_path: Path)
         "auxiliary_models.judge": {"model_path": str(folder), "max_model_len": 128},
     }
     found = items(planned(folder, settings))
-    assert found["teacher: weights"] == 4 * (2 * P - 500 * 64 - 64)
+    assert found["teacher: weights"] == 4 * (2 * P - 500 * 64 - 64) - 2 * 2 * LINEAR
     assert found["auxiliary judge: weights"] == 2 * P
     assert "reference: weights" not in found
 

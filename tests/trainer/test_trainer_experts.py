@@ -202,3 +202,22 @@ def test_a_checkpoint_is_loaded_by_transformers_expert_by_expert(tmp_path):
     again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     for name, tensor in again.state_dict().items():
         assert torch.equal(tensor, module.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("family", TRAINED)
+def test_under_autocast_experts_compute_with_rounded_weights_like_other_layers(family):
+    """transformers' product of all experts at once is not autocast's business: without `round_experts` it is of whole
+    weights. Gradients arrive in fp32."""
+    module = make_experts(family)
+    (packed,) = pack(with_routes(module, make_experiences(num_groups=1)), 10_000)
+    trained = TrainedModel(copy_of(module), compute_dtype=torch.bfloat16)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "experts" in name and parameter.dim() == 3:
+                parameter.copy_(parameter.bfloat16())
+    rounded = TrainedModel(copy_of(module), compute_dtype=torch.bfloat16)
+    logprobs_E = trained.score(packed).logprobs_E
+    assert torch.equal(logprobs_E, rounded.score(packed).logprobs_E)
+    logprobs_E.sum().backward()
+    (weight,) = [p for n, p in trained.parameters() if n.endswith("layers.1.mlp.experts.down_proj")] or [None]
+    assert weight is None or (weight.grad.dtype == torch.float32 and weight.grad.abs().sum() > 0)

@@ -144,3 +144,14 @@ def test_sequences_without_loss_are_left_out_and_an_unpredicted_token_is_refused
     assert pack([silent], 100) == []
     with pytest.raises(CallError, match="g/0: its first token"):
         pack([make_experience("g/0", [7, 8, 9], [(0, 3)], advantage=1.0)], 100)
+
+
+def test_a_sequence_that_ends_within_another_changes_none_of_its_ids():
+    """The last target of the short one is where the long one has another token."""
+    long_ids, short_ids = list(range(10, 40)), [*range(10, 25), 50]
+    long = make_experience("g0/0", long_ids, [(12, 30)], advantage=1.0)
+    short = make_experience("g0/1", short_ids, [(12, 16)], advantage=-1.0)
+    for order in ([long, short], [short, long]):
+        (one,) = pack(order, 100)
+        assert one.ids_N.tolist() == long_ids[:-1]
+        assert sorted(one.targets_E.tolist()) == sorted([*long_ids[12:], *short_ids[12:]])

@@ -57,10 +57,32 @@ def test_tokens_have_their_loss(found):
     assert [one["logprobs"][0] for one in tokens["tokens"]] == pytest.approx(call.logprobs_S.tolist())
     assert all(one["advantage"] == pytest.approx(advantage) for one in tokens["tokens"])
     assert all(one["weight"] == pytest.approx(1 / len(call.sampled_ids_S)) for one in tokens["tokens"])
+    entropies = [one["entropies"][0] for one in tokens["tokens"]]
+    assert entropies == pytest.approx((0.1 - 0.7 * call.logprobs_S).tolist(), rel=1e-3)
     assert tokens["tokens"][-1]["text"].strip() == "<end>"
     assert tokens["context_ids"] == [len(rollout.calls[0].prompt_ids_P) + len(rollout.calls[0].sampled_ids_S), 5]
     assert tokens["context"][1].split()[:3] == ["the", "shelf", "holds"]
     assert not tokens["problem"]
+
+
+def test_a_run_that_did_not_record_entropies_shows_the_other_numbers(copied, client, library):
+    with closing(sqlite3.connect(copied / "run.db")) as journal:
+        journal.execute("DROP TABLE entropies")
+        journal.commit()
+    http, address = client(copied), f"/run/{Folder.of(copied).key}/rollout/t1"
+    tokens = http.get(f"{address}/tokens.json?call=0").json()["tokens"]
+    assert all(one["entropies"] == [] and one["weight"] > 0 for one in tokens)
+
+
+def test_an_attempt_that_was_repeated_was_not_trained(found):
+    """It has the id of the rollout that took its place, which may be trained."""
+    http, address, recorded = found
+    pages = {name: http.get(f"{address}/rollout/{name}?format=json").json() for name in recorded}
+    name = next(name for name, page in pages.items() if page["kind"] == "repeated attempt")
+    assert pages[name]["trained_in"] == []
+    assert all(call["no_loss"] == "its rollout was not trained" for call in pages[name]["calls"])
+    tokens = http.get(f"{address}/rollout/{name}/tokens.json?call=0").json()["tokens"]
+    assert all(one["entropies"] == [] and one["advantage"] is None for one in tokens)
 
 
 def at(index, started, seconds, agent=""):

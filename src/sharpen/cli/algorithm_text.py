@@ -18,6 +18,7 @@ from sharpen.algorithm.losses import POLICY_LOSSES
 from sharpen.algorithm.presets import PRESETS, Algorithm
 from sharpen.algorithm.resolve import as_trained
 from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm
+from sharpen.cli.arguments import say
 
 WIDTH = 100
 LABEL = 18
@@ -29,16 +30,16 @@ def print_algorithms(*, names_only: bool, out: IO[str] | None = None) -> None:
     out = out or sys.stdout
     if names_only:
         for name in (*PRESETS, *SUPERVISED):
-            print(name, file=out)
+            say(name, file=out)
         return
     for algorithm in PRESETS.values():
-        print("\n".join((*describe(as_trained(algorithm)), "")), file=out)
+        say("\n".join((*describe(as_trained(algorithm)), "")), file=out)
     for supervised in SUPERVISED.values():
-        print("\n".join((*describe_supervised(supervised), "")), file=out)
-    print(_wrapped("loss.advantage", ", ".join(ADVANTAGES)), file=out)
-    print(_wrapped("loss.policy_loss", ", ".join(POLICY_LOSSES)), file=out)
+        say("\n".join((*describe_supervised(supervised), "")), file=out)
+    say(_wrapped("loss.advantage", ", ".join(ADVANTAGES)), file=out)
+    say(_wrapped("loss.policy_loss", ", ".join(POLICY_LOSSES)), file=out)
     for name, correction in CORRECTIONS.items():
-        print(_wrapped("loss.behaviour", f"{name}: {correction.formula}"), file=out)
+        say(_wrapped("loss.behaviour", f"{name}: {correction.formula}"), file=out)
 
 
 def algorithms_json() -> dict[str, dict[str, str]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path("checkpoints")
 """Where runs are by default (the setting `checkpoint_root_dir`)."""
+_C1 = re.compile("[\x7f-\x9f]")
 _RUN_HELP = "a run's directory, or its name below --root; it may still be running"
 
 
@@ -50,7 +52,7 @@ def run_of(arguments: argparse.Namespace) -> Path:
 
     found = find_run(arguments.run, arguments.root)
     if arguments.run is None:
-        print(f"sharpen: the latest run is {found}", file=sys.stderr, flush=True)
+        say(f"sharpen: the latest run is {found}", file=sys.stderr)
     return found
 
 
@@ -66,9 +68,19 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the answer as JSON; everything else goes to stderr")
 
 
+def say(line: object = "", *, file: IO[str] | None = None, end: str = "\n") -> None:
+    """Print a line that may hold text of a run: control characters, which would command the terminal, become
+    visible."""
+    from sharpen.transcript import clean
+
+    print(clean(str(line)), file=file or sys.stdout, end=end, flush=True)
+
+
 def print_json(value: Any, out: IO[str] | None = None) -> None:
     """Print one JSON value. Numbers that are not finite are null."""
-    print(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str), file=out or sys.stdout, flush=True)
+    text = json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str)
+    text = _C1.sub(lambda match: f"\\u{ord(match.group()):04x}", text)  # json escapes the other control characters
+    print(text, file=out or sys.stdout, flush=True)
 
 
 def _finite(value: Any) -> Any:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from sharpen.cli.arguments import add_json, add_run, print_json, run_of
+from sharpen.cli.arguments import add_json, add_run, print_json, run_of, say
 
 
 def add_certify(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +36,9 @@ def print_certificate(run_dir: Path, *, logprobs: bool, as_json: bool, out: IO[s
         print_json(certificate.to_json(), out)
     else:
         for line in certificate.lines():
-            print(line, file=out)
+            say(line, file=out)
         verdict = "certified" if certificate.holds else "NOT certified"
         if certificate.holds and certificate.not_recomputed:
             verdict = "certified, except for what was not recomputed"
-        print(f"{verdict}: {certificate.steps} steps of {run_dir}", file=out)
+        say(f"{verdict}: {certificate.steps} steps of {run_dir}", file=out)
     return certificate.holds

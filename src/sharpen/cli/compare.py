@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sharpen.cli.arguments import add_json, add_runs, print_json, runs_of
+from sharpen.cli.arguments import add_json, add_runs, print_json, runs_of, say
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def run_compare(arguments: argparse.Namespace) -> int:
         print_json(to_json(page))
         return 0
     for line in lines(page):
-        print(line)
+        say(line)
     if page.incomplete:
-        print(f"sharpen: not all rollouts were read: {', '.join(page.incomplete)}", file=sys.stderr)
+        say(f"sharpen: not all rollouts were read: {', '.join(page.incomplete)}", file=sys.stderr)
     return 0
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from sharpen.cli.arguments import add_json, add_run, print_json, run_of
+from sharpen.cli.arguments import add_json, add_run, print_json, run_of, say
 
 if TYPE_CHECKING:
     from sharpen.diagnose.data import RolloutRunData
@@ -42,7 +42,7 @@ def run_diagnose(arguments: argparse.Namespace, out: IO[str] | None = None) -> i
         print_json({"run_dir": str(run_dir), "findings": [asdict(finding) for finding in findings]}, out)
         return 0
     for line in lines(run_dir, data, findings):
-        print(line, file=out)
+        say(line, file=out)
     return 0
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from sharpen.cli.arguments import add_json, print_json
+from sharpen.cli.arguments import add_json, print_json, say
 
 if TYPE_CHECKING:
     from sharpen.doctor.checks import Finding
@@ -35,17 +35,17 @@ def run_doctor(arguments: argparse.Namespace, out: IO[str] | None = None) -> int
     for finding in _findings(step=not arguments.no_step):
         findings.append(finding)
         if not arguments.json:
-            print(f"{_SIGNS[finding.state]}  {finding.name:<9} {finding.what}", file=out, flush=True)
+            say(f"{_SIGNS[finding.state]}  {finding.name:<9} {finding.what}", file=out)
             if finding.todo:
-                print(f"{'':<19}-> {finding.todo}", file=out, flush=True)
+                say(f"{'':<19}-> {finding.todo}", file=out)
     problems = [finding.name for finding in findings if finding.state == "problem"]
     warnings = [finding.name for finding in findings if finding.state == "warning"]
     if arguments.json:
         print_json({"ready": not problems, "findings": [asdict(finding) for finding in findings]}, out)
     elif problems:
-        print(f"\nnot ready: {', '.join(problems)}", file=out)
+        say(f"\nnot ready: {', '.join(problems)}", file=out)
     else:
-        print(f"\nready, with warnings: {', '.join(warnings)}" if warnings else "\nready", file=out)
+        say(f"\nready, with warnings: {', '.join(warnings)}" if warnings else "\nready", file=out)
     return 1 if problems else 0
 
 

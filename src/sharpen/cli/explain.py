@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from sharpen.cli.arguments import add_config, add_json, print_json, resolve_config
+from sharpen.cli.arguments import add_config, add_json, print_json, resolve_config, say
 from sharpen.cli.page import open_console, print_wrapped
 from sharpen.errors import ConfigError, ModelError
 
@@ -45,7 +45,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
         if arguments.json:
             answers.append({"stage": file.name, **_answer(resolved, refusals)})
         else:
-            print("".join(f"{refusal}\n" for refusal in refusals), end="")
+            say("".join(f"{refusal}\n" for refusal in refusals), end="")
     if arguments.json:
         print_json(answers[0] if len(answers) == 1 else answers)
     return 0
@@ -84,13 +84,13 @@ def explain(resolved: ResolvedConfig, out: IO[str] | None = None) -> None:
     else:
         for section, rows in sections.items():
             for name, value, origin in rows:
-                print(f"{section}{'.' if section else ''}{name} = {value}  [{origin}]", file=out)
+                say(f"{section}{'.' if section else ''}{name} = {value}  [{origin}]", file=out)
     console = open_console(out)
     for line in filter(None, (*resolved.overrides, *resolved.notices, *formats, refused)):
         if out.isatty():
             print_wrapped(console, line)
         else:
-            print(line, file=out)
+            say(line, file=out)
 
 
 def _sections(resolved: ResolvedConfig, defaults: Mapping[str, tuple[Any, str]]) -> Iterator[tuple[str, list[Row]]]:
@@ -121,6 +121,8 @@ def _print_table(sections: dict[str, list[Row]], file: str, out: IO[str]) -> Non
     from rich.table import Table
     from rich.text import Text
 
+    from sharpen.transcript import clean
+
     console = Console(file=out)
     console.width = min(console.width, WIDTH)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -134,5 +136,5 @@ def _print_table(sections: dict[str, list[Row]], file: str, out: IO[str]) -> Non
             style = "dim" if origin == "default" else ""
             shown = origin.removeprefix(f"{file}: ") if file else origin
             cells = (f"  {name}" if section else name, value, shown)
-            table.add_row(*(Text(cell, style=style) for cell in cells))
+            table.add_row(*(Text(clean(cell), style=style) for cell in cells))
     console.print(table)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sharpen.cli.arguments import add_json, add_run, print_json, run_of
+from sharpen.cli.arguments import add_json, add_run, print_json, run_of, say
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ def _export_rows(arguments: argparse.Namespace, run_dir: Path) -> int:
     if arguments.json:
         print_json({"rows": len(rows), "file": str(path), "left_out": list(left_out.lines())})
         return 0
-    print(f"{len(rows)} rows for {arguments.purpose} in {path}")
+    say(f"{len(rows)} rows for {arguments.purpose} in {path}")
     for line in left_out.lines():
-        print(line)
+        say(line)
     return 0
 
 
@@ -106,5 +106,5 @@ def _export_model(arguments: argparse.Namespace, run_dir: Path) -> int:
     if arguments.json:
         print_json({"model": str(model), "to": place})
     else:
-        print(f"{model} is in {place}")
+        say(f"{model} is in {place}")
     return 0

@@ -12,7 +12,8 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from sharpen.cli.arguments import add_json, print_json
+from sharpen.cli.arguments import add_json, print_json, say
+from sharpen.execution.model_files import check_model_path
 from sharpen.starter.folder import FRAMEWORKS, TINY, write_starter
 
 
@@ -36,6 +37,8 @@ def run_init(arguments: argparse.Namespace) -> int:
     model = arguments.model
     if model is not None and Path(model).expanduser().is_dir():
         model = str(Path(model).expanduser().absolute())  # run.yaml's paths are seen from its own folder
+    if model is not None:
+        check_model_path(model, "--model")
     starter = write_starter(arguments.folder, arguments.framework, model)
     if model is None:
         _make_tiny_model(starter.folder / TINY)
@@ -50,20 +53,20 @@ def run_init(arguments: argparse.Namespace) -> int:
         content = {"folder": str(starter.folder), "files": starter.files, "model": model or TINY, "commands": commands}
         print_json(content)
         return 0
-    print(f"{starter.folder}: {', '.join(starter.files)}")
-    print("\nnext:\n" + "\n".join(f"  {command}" for command in commands))
+    say(f"{starter.folder}: {', '.join(starter.files)}")
+    say("\nnext:\n" + "\n".join(f"  {command}" for command in commands))
     return 0
 
 
 def _make_tiny_model(folder: Path) -> None:
-    print(f"making a tiny model in {folder}, about half a minute on two cores", file=sys.stderr, flush=True)
+    say(f"making a tiny model in {folder}, about half a minute on two cores", file=sys.stderr)
     started = time.perf_counter()
     from sharpen.execution.model_files import quiet_transformers
     from sharpen.starter.tiny_model import make_tiny_model
 
     quiet_transformers()
     make_tiny_model(folder)
-    print(f"made in {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    say(f"made in {time.perf_counter() - started:.0f} s", file=sys.stderr)
 
 
 def _installed(requirement: str) -> bool:

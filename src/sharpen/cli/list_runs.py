@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from sharpen.cli.arguments import add_json, add_root, count, print_json
+from sharpen.cli.arguments import add_json, add_root, count, print_json, say
 
 NARROW = 90
 _HEADINGS = ("run", "state", "step", "algorithm", "held-out", "verdict", "written")
@@ -57,13 +57,13 @@ def run_ls(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
         print_json([asdict(run) for run in runs], out)
         return 0
     if not runs:
-        print(f"no run below {arguments.root}", file=out)
+        say(f"no run below {arguments.root}", file=out)
         return 0
     if len(found) > len(runs):
-        print(f"the last {len(runs)} of {len(found)} runs (--limit N shows more)", file=out)
+        say(f"the last {len(runs)} of {len(found)} runs (--limit N shows more)", file=out)
     columns = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 1000
     for line in _table(runs, columns):
-        print(line, file=out)
+        say(line, file=out)
     return 0
 
 

@@ -8,6 +8,7 @@ In: the command line. Out: an exit code: 0 the requested work was done, 1 it fai
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,11 @@ from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError,
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _BAD_INPUT = (ConfigError, DatasetError, ModelError, SamplingError)
+_WRONG_PATH = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+    *(errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP),
+}
+"""Errors of the system that say that a path which the user named is none to read or write there."""
 Run = Callable[[argparse.Namespace], int]
 
 
@@ -100,6 +106,11 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Run] | None =
     except SharpenError as error:
         _print_error("\n".join([*getattr(error, "__notes__", ()), f"sharpen: {error}"]))
         return BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED
+    except OSError as error:
+        if error.errno not in _WRONG_PATH or error.filename is None:
+            raise
+        _print_error(f"sharpen: {error.strerror}: {os.fspath(error.filename)}")
+        return BAD_INPUT
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
@@ -124,11 +135,13 @@ def _prepare_imports(arguments: argparse.Namespace) -> None:
 
 
 def _print_error(text: str) -> None:
-    """Print to stderr. If its reader has gone, the exit code stays the same."""
+    """Print to stderr, with control characters visible: the text may be a rollout's. If the reader has gone, the exit
+    code stays the same."""
     from sharpen.monitor.stream import LastingStream
+    from sharpen.transcript import clean
 
     stderr = LastingStream(sys.stderr)
-    stderr.write(f"{text}\n")
+    stderr.write(f"{clean(text)}\n")
     stderr.flush()
 
 

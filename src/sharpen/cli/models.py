@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from sharpen.cli.arguments import add_json, print_json
+from sharpen.cli.arguments import add_json, print_json, say
 
 _PARTS = {"engine": "embedded engine", "trainer": "trainer", "LoRA": "LoRA", "vllm": "vLLM as the engine"}
 
@@ -48,9 +48,9 @@ def _print_families(*, as_json: bool) -> None:
         return
     for row in rows:
         cells = dict(zip(COLUMNS, row, strict=True))
-        print(f"{cells['family']} ({cells['model types']})")
-        print(", ".join(f"{name}: {cells[name]}" for name in ("engine", "trainer", "LoRA", "images", "vLLM")))
-        print(f"  {cells[COLUMNS[-1]]}\n" if cells[COLUMNS[-1]] else "")
+        say(f"{cells['family']} ({cells['model types']})")
+        say(", ".join(f"{name}: {cells[name]}" for name in ("engine", "trainer", "LoRA", "images", "vLLM")))
+        say(f"  {cells[COLUMNS[-1]]}\n" if cells[COLUMNS[-1]] else "")
 
 
 def _read_config(model: str) -> Any:
@@ -71,15 +71,15 @@ def _read_config(model: str) -> Any:
 
 def _print_one(model: str, found: dict[str, Any]) -> None:
     known = "" if found["in_the_table"] else "; not in the table: engine and trainer compare it with transformers first"
-    print(f"{model}: {found['family']} (model type {found['model_type']!r}{known})")
-    print(f"needs beside plain attention: {', '.join(found['needs']) or 'nothing'}")
+    say(f"{model}: {found['family']} (model type {found['model_type']!r}{known})")
+    say(f"needs beside plain attention: {', '.join(found['needs']) or 'nothing'}")
     for part, name in _PARTS.items():
         missing = found["missing"][part]
-        print(f"{name}: {f'no, {missing}' if missing else 'yes'}")
+        say(f"{name}: {f'no, {missing}' if missing else 'yes'}")
     if found["images"]:
-        print(f"images: {found['images']}")
+        say(f"images: {found['images']}")
     if found["kernels_not_installed"]:
         names = ", ".join(found["kernels_not_installed"])
-        print(f"not installed: {names}; these layers are computed by transformers' slower torch code")
+        say(f"not installed: {names}; these layers are computed by transformers' slower torch code")
     for limit in found["limits"]:
-        print(limit)
+        say(limit)

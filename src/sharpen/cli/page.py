@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from sharpen.experience.reading import TrainedCall
-    from sharpen.types import Call, Rollout
+    from sharpen.types import Call, FloatArray, Rollout
 
 WIDTH = 100
 FOLDED_LINES = 12
@@ -32,7 +32,7 @@ _ROLE_STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "as
 
 class Page:
     """Prints one rollout. `trained` holds the calls that carried loss, by index; `number_name` names their recorded
-    number. `untrained` is the reason shown for the other calls."""
+    number. `untrained` is the reason shown for the other calls. `entropies` (S) are those of calls that have some."""
 
     def __init__(
         self,
@@ -42,12 +42,14 @@ class Page:
         number_name: str,
         *,
         untrained: str = "its rollout was not trained",
+        entropies: Mapping[int, FloatArray] | None = None,
     ) -> None:
         self._console = console
         self._decode = decode
         self._trained = trained
         self._number_name = number_name
         self._untrained = untrained
+        self._entropies = entropies or {}
 
     def rollout(self, rollout: Rollout, *, only: int | None, tokens: bool, row: Sequence[str] = ()) -> None:
         """Print the lines of the task's row, and all calls, or only one with its whole prompt."""
@@ -163,14 +165,18 @@ class Page:
         from rich.text import Text
 
         table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
-        for name in ("number", "token", "id", "logprob", "version", "mask"):
+        entropies_S = self._entropies.get(call.index)
+        recorded = ["entropy"] if self._entropies else []
+        for name in ("number", "token", "id", "logprob", *recorded, "version", "mask"):
             table.add_column(name, justify="left" if name == "token" else "right", overflow="fold")
         mask = int(call.index in self._trained)
         for start, end, piece in pieces(call.sampled_ids_S, self._decode):
             for place in range(start, end):
                 shown = json.dumps(clean(piece), ensure_ascii=False) if place == end - 1 else "..."
                 logprob = float(call.logprobs_S[place])
-                cells = (str(place), shown, str(call.sampled_ids_S[place]), f"{logprob:.4f}")
+                cells = [str(place), shown, str(call.sampled_ids_S[place]), f"{logprob:.4f}"]
+                if recorded:
+                    cells.append(_entropy(math.nan if entropies_S is None else float(entropies_S[place])))
                 row = (*cells, str(call.versions_S[place]), str(mask))
                 table.add_row(*(Text(cell) for cell in row), style=self._style(call, logprob))
         self._console.print(table)
@@ -198,6 +204,10 @@ class Page:
         for line in text.wrap(self._console, min(self._console.width, WIDTH) - 4, tab_size=4):
             line.rstrip()
             self._console.print(Text("    ").append_text(line), soft_wrap=True)
+
+
+def _entropy(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
 
 
 def _folded(traceback: str) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from sharpen.cli.arguments import add_json, add_root, add_set, add_stage, print_json
+from sharpen.cli.arguments import add_json, add_root, add_set, add_stage, print_json, say
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def run_plan(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
         print_json({**plan.to_json(), "suggestion": _plain_settings(plan)}, out)
         return 0 if plan.fits else 1
     for line in plan_lines(plan):
-        print(line, file=out)
+        say(line, file=out)
     return 0 if plan.fits else 1
 
 
@@ -213,7 +213,7 @@ def _print_comparison(run_dir: Path, *, as_json: bool, out: IO[str]) -> int:
         print_json(content, out)
         return 0
     for line in comparison_lines(run_dir, compare(content)):
-        print(line, file=out)
+        say(line, file=out)
     return 0
 
 

@@ -10,7 +10,8 @@ import argparse
 import os
 from pathlib import Path
 
-from sharpen.cli.serve import IDLE_S, add_listening, own_key, say, seconds
+from sharpen.cli.arguments import say
+from sharpen.cli.serve import IDLE_S, add_listening, own_key, seconds
 from sharpen.errors import ConfigError
 
 UPSTREAM_KEY_VARIABLE = "SHARPEN_UPSTREAM_KEY"

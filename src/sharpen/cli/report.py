@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sharpen.cli.arguments import add_json, add_run, print_json, run_of
+from sharpen.cli.arguments import add_json, add_run, print_json, run_of, say
 from sharpen.errors import ConfigError
 
 
@@ -57,7 +57,7 @@ def run_report(arguments: argparse.Namespace) -> int:
         print_json({"headline": report.headline, **to_json(report)})
         return 0
     if arguments.md:
-        print(markdown(report), end="")
+        say(markdown(report), end="")
         return 0
     path = arguments.output or run_dir / NAME
     try:
@@ -66,5 +66,5 @@ def run_report(arguments: argparse.Namespace) -> int:
             write_cards(run_dir, replace=False)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file with --output") from error
-    print(path)
+    say(path)
     return 0

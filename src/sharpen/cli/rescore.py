@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharpen.cli.arguments import add_json, add_run, answering, print_json, run_of
+from sharpen.cli.arguments import add_json, add_run, answering, print_json, run_of, say
 from sharpen.errors import ConfigError
 from sharpen.experience.records import EVALUATIONS
 
@@ -60,7 +60,7 @@ def run_rescore(arguments: argparse.Namespace) -> int:
             print_json({"training": asdict(found), "evaluations": answer}, out)
         else:
             for line in [*lines(found), *difference_lines(differences)]:
-                print(line)
+                say(line)
     return 1 if scores and found.failed == len(scores) else 0
 
 

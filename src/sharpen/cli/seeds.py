@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from sharpen.cli.arguments import add_config, add_json, print_json, resolve_config
+from sharpen.cli.arguments import add_config, add_json, print_json, resolve_config, say
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def run_seeds(arguments: argparse.Namespace, train: Train | None = None) -> int:
     train = train or trainer(config_options(arguments))
     done = []
     for number, seed in enumerate(arguments.seeds, 1):
-        print(f"seed {seed} ({number} of {len(arguments.seeds)})", file=sys.stderr, flush=True)
+        say(f"seed {seed} ({number} of {len(arguments.seeds)})", file=sys.stderr)
         done.append(train(f"{base}-seed-{seed}", {"seed": seed}))
     whole = [one for one in done if one.code == 0]
     if not whole:
@@ -58,7 +58,7 @@ def run_seeds(arguments: argparse.Namespace, train: Train | None = None) -> int:
         print_json({"runs": [_as_json(one) for one in done], "spread": {k: v and asdict(v) for k, v in found.items()}})
     else:
         for line in lines(done, found):
-            print(line)
+            say(line)
     return 0 if len(whole) == len(done) else 1
 
 

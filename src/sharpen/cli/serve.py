@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sharpen.cli.arguments import add_set
+from sharpen.cli.arguments import add_set, say
 from sharpen.errors import ConfigError
 
 KEY_VARIABLE = "SHARPEN_API_KEY"
@@ -122,11 +122,6 @@ def seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text}")
     return value
-
-
-def say(line: str) -> None:
-    """Print a line at once, also into a file or a pipe."""
-    print(line, flush=True)
 
 
 def own_key(given: str | None) -> tuple[str, str]:

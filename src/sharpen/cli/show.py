@@ -12,6 +12,7 @@ import argparse
 import json
 import re
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sharpen.experience.reading import TrainedCall
-    from sharpen.types import Group, Rollout
+    from sharpen.types import FloatArray, Group, Rollout
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +108,14 @@ def _show_rollout(arguments: argparse.Namespace, run_dir: Path, out: IO[str]) ->
     console = open_console(out)
     decode, number_name = _decoder(console, run_dir), _number_name(run_dir)
     untrained = "a recording" if is_record(run_dir) else "its rollout was not trained"
-    page = Page(console, decode, _trained_calls(journal, rollout), number_name, untrained=untrained)
+    page = Page(
+        console,
+        decode,
+        _trained_calls(journal, rollout),
+        number_name,
+        untrained=untrained,
+        entropies=_entropies(journal, rollout),
+    )
     page.rollout(rollout, only=arguments.call, tokens=arguments.tokens, row=tuple(row_lines(group.task.row)))
     return 0
 
@@ -171,6 +179,19 @@ def _trained_calls(journal: Path, rollout: Rollout) -> dict[int, TrainedCall]:
         for call in read_trained(journal, step=int(number.group(1)) + 1)
         if call.rollout_id == rollout.id
     }
+
+
+def _entropies(journal: Path, rollout: Rollout) -> dict[int, FloatArray]:
+    """Return the entropies of the rollout's trained tokens, by call; none for a run that did not record them."""
+    from sharpen.experience.entropies import read_entropies
+    from sharpen.experience.evidence import read_group_steps
+    from sharpen.experience.reading import open_journal
+
+    if not journal.exists():
+        return {}
+    with closing(open_journal(journal)) as connection:
+        steps = [step for step, _ in read_group_steps(connection, rollout.group_id)]
+        return read_entropies(connection, rollout, steps)
 
 
 def _number_name(run_dir: Path) -> str:

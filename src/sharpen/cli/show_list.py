@@ -16,6 +16,7 @@ from sharpen.cli.page import print_wrapped
 from sharpen.errors import ConfigError
 from sharpen.record.folder import is_record, summary
 from sharpen.rollout.answers import last_answer
+from sharpen.transcript import clean
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,7 +129,8 @@ def last_groups(journal: Path, limit: int | None) -> Mapping[str, Sequence[Rollo
 
 
 def _say_how(console: Console, run_dir: Path, rollout_id: str) -> None:
-    console.print(f"\nread one:  sharpen show {run_dir} --rollout {rollout_id}", markup=False, soft_wrap=True)
+    line = f"\nread one:  sharpen show {run_dir} --rollout {rollout_id}"
+    console.print(clean(line), markup=False, soft_wrap=True)
 
 
 def rollout_json(group: Group, rollout: Rollout) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from sharpen.cli.arguments import add_config, add_json, count, print_json, resolve_config
+from sharpen.cli.arguments import add_config, add_json, count, print_json, resolve_config, say
 from sharpen.cli.seeds import config_options
 from sharpen.errors import ConfigError
 
@@ -49,7 +49,7 @@ def run_sweep(arguments: argparse.Namespace, train: Train | None = None) -> int:
     train = train or trainer(config_options(arguments))
 
     def told(name: str, settings: Settings) -> Trained:
-        print(f"{name}: {_shown(settings)}", file=sys.stderr, flush=True)
+        say(f"{name}: {_shown(settings)}", file=sys.stderr)
         return train(name, settings)
 
     base = base_name(arguments.config, resolved.config.name)
@@ -59,7 +59,7 @@ def run_sweep(arguments: argparse.Namespace, train: Train | None = None) -> int:
         print_json({"trials": trials})
     else:
         for line in lines(arguments, done):
-            print(line)
+            say(line)
     return 0 if done[0].gain is not None else 1
 
 

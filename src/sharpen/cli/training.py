@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sharpen.cli.arguments import add_config, add_json, answering, count, print_json, resolve_config
+from sharpen.cli.arguments import add_config, add_json, answering, count, print_json, resolve_config, say
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def run_check(arguments: argparse.Namespace) -> int:
             print_json(report.to_json(), out)
         else:
             for line in report.lines():
-                print(line)
+                say(line)
         return DONE if report.ready else FAILED
 
 
@@ -216,4 +216,4 @@ def _load_functions(arguments: argparse.Namespace, config: RunConfig) -> tuple[A
 
 def _print_overrides(resolved: ResolvedConfig) -> None:
     for line in (*resolved.notices, *resolved.overrides):
-        print(line)
+        say(line)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution
 from typing import Any
 
+from sharpen.cli.arguments import say
 from sharpen.cli.main import BAD_INPUT
 from sharpen.cli.main import main as sharpen
 
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None, command: Callable[[], Any] | None = 
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] != ["run"]:
         known = f"`trinity {arguments[0]}`" if arguments else "`trinity` without a command"
-        print(
+        say(
             f"sharpen: {known} is Trinity-RFT's, which is not installed; here `trinity run --config FILE` is "
             "`sharpen run` (the other commands: sharpen --help)",
             file=sys.stderr,

@@ -13,7 +13,7 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from sharpen.cli.arguments import add_root
+from sharpen.cli.arguments import add_root, say
 from sharpen.errors import ConfigError
 
 
@@ -43,7 +43,7 @@ def run_view(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"there is no folder {roots[0]}: name a run's directory, or --root, where runs are")
 
     def opened(address: str) -> None:
-        print(f"view: {address}  (Ctrl-C ends it)", flush=True)
+        say(f"view: {address}  (Ctrl-C ends it)")
         if _has_desktop() and not arguments.no_browser:
             webbrowser.open(address)
 

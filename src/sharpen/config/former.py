@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.config.run import DEFAULT_PROJECT
+from sharpen.errors import ConfigError
 
 _PACKAGE = re.compile(r"agenttune(?=[.:])")
 PROJECT = "AgentTune"
@@ -34,6 +35,8 @@ def recorded_settings(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
     """Return the settings in a `resolved.json` by their current dotted names, without derived values."""
     settings = {}
     for name, entry in entries.items():
+        if not isinstance(entry, Mapping) or not {"value", "origin"} <= entry.keys():
+            raise ConfigError(f"resolved.json is damaged: {name!r} has no value and origin, but is {entry!r}")
         section, _, rest = name.partition(".")
         if entry["origin"] == "derived" or (section == _TASKSET and entry["origin"] == "default"):
             continue

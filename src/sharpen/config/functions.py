@@ -56,7 +56,7 @@ def load_file(path: Path, name: str) -> ModuleType:
     module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything, and may end with sys.exit
         del sys.modules[module_name]
         raise ConfigError(f"{path} fails when it is imported: {type(error).__name__}: {error}") from error
     return module
@@ -70,7 +70,7 @@ def _load_module(place: str, name: str) -> ModuleType:
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
             raise ConfigError(f"{name}: there is no module {error.name!r} (looked in {Path.cwd()} too)") from error
         raise ConfigError(f"module {place} fails when it is imported: {error}") from error
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything, and may end with sys.exit
         raise ConfigError(f"module {place} fails when it is imported: {type(error).__name__}: {error}") from error
 
 

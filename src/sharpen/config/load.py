@@ -91,6 +91,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}{where}: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: its settings are nested too deep to be read") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -109,8 +111,9 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
             raise ConfigError(f"a setting is given as key=value, got {assignment!r}")
         try:
             settings[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"the value of {assignment!r} is not YAML") from error
+        except (yaml.YAMLError, RecursionError) as error:
+            shown = assignment if len(assignment) <= 200 else f"{assignment[:200]}…"
+            raise ConfigError(f"the value of {shown!r} is not YAML") from error
     return settings
 
 

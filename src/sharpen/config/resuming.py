@@ -46,7 +46,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
         *("auxiliary_models.*.base_url", "auxiliary_models.*.api_key_env"),
         *("engine.type", "engine.device", "engine.max_slots", "engine.kv_cache_mb"),
         *("trainer.max_tokens_per_micro_batch", "trainer.gradient_checkpointing", "trainer.num_processes"),
-        *("trainer.cpu_offload",),
+        *("trainer.cpu_offload", "trainer.offload_activations"),
     ),
     "without effect there": (
         *("eval_dataset.total_epochs", "eval_dataset.total_steps"),

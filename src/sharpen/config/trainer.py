@@ -61,6 +61,8 @@ class TrainerConfig(Strict):
     """Final learning rate of linear and cosine schedules, as a share of the peak."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    offload_activations: bool = False
+    """Keep the inputs of layers, which `gradient_checkpointing` holds until the backward pass, in CPU memory."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints to keep besides the best and the latest."""
     num_processes: int = Field(default=1, ge=1)

@@ -6,6 +6,7 @@ template.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from sharpen.errors import ModelError
@@ -39,8 +40,57 @@ def check_model_path(model_path: str, setting: str = "model_path") -> None:
     if folder.is_dir():
         if not (folder / "config.json").exists():
             raise ModelError(f"{setting} {model_path!r} has no config.json: it must be a Hugging Face model directory")
+        if problems := broken_files(folder):
+            raise ModelError(
+                f"{setting} {model_path!r} has files that cannot be read: {'; '.join(problems)}. Copy or download the "
+                "model again"
+            )
+    elif folder.exists():
+        raise ModelError(f"{setting} {model_path!r} is a file: it must be a Hugging Face model directory")
     elif not _looks_like_hub_name(model_path):
         raise ModelError(f"{setting} {model_path!r} does not exist")
+
+
+def broken_files(folder: Path) -> list[str]:
+    """Return what is wrong with the files of a model directory, as far as it is seen without reading the weights: JSON
+    files that are torn, a configuration of no model, safetensors files that are cut short or missing."""
+    problems = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            content = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            problems.append(f"{path.name}: {error or 'nested too deep'}")
+            continue
+        if path.name == "config.json" and not (isinstance(content, dict) and content.get("model_type")):
+            problems.append("config.json: it has no model_type")
+        if path.name.endswith(".safetensors.index.json"):
+            named = set(content.get("weight_map", {}).values()) if isinstance(content, dict) else set()
+            missing = sorted(str(name) for name in named if not (folder / str(name)).is_file())
+            problems += [f"{path.name} names {name}, which is missing" for name in missing]
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            if reason := _torn(path):
+                problems.append(f"{path.name}: {reason}")
+        except OSError as error:
+            problems.append(f"{path.name}: {error.strerror}")
+    return problems
+
+
+def _torn(path: Path) -> str:
+    """Return what is wrong with the length or the header of a safetensors file: 8 bytes with the header's length, the
+    header, which says where each tensor ends, and the tensors."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            return f"its header is cut short at {size} bytes"
+        try:
+            header = json.loads(file.read(length))
+            end = max((one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"), default=0)
+        except (ValueError, RecursionError, KeyError, TypeError, IndexError, AttributeError):
+            return "its header is not that of a safetensors file"
+    needed = 8 + length + end
+    return f"it has {size} of {needed} bytes" if size < needed else ""
 
 
 def quiet_transformers() -> None:

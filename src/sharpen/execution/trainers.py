@@ -31,6 +31,8 @@ def check_trainer(config: RunConfig) -> None:
     check_gpu(config.engine.device)
     if config.trainer.has_ranks:
         check_processes(config, num_gpus=_num_gpus())
+    elif config.trainer.offload_activations:
+        check_offload(config, num_gpus=_num_gpus(), where="here")
 
 
 def check_processes(config: RunConfig, *, num_gpus: int) -> None:
@@ -44,11 +46,18 @@ def check_processes(config: RunConfig, *, num_gpus: int) -> None:
 
 
 def check_offload(config: RunConfig, *, num_gpus: int, where: str) -> None:
-    """Raise `ConfigError` for `trainer.cpu_offload` if the trainer computes on the CPU."""
-    if config.trainer.cpu_offload and not trains_on_gpus(config, num_gpus):
+    """Raise `ConfigError` for `trainer.cpu_offload` and `offload_activations` if the trainer computes on the CPU, or if
+    nothing is recomputed, so that all activations would move."""
+    asked = [name for name in ("cpu_offload", "offload_activations") if getattr(config.trainer, name)]
+    if asked and not trains_on_gpus(config, num_gpus):
         raise ConfigError(
-            "trainer.cpu_offload is true, but the trainer computes on the CPU (engine.device "
+            f"trainer.{asked[0]} is true, but the trainer computes on the CPU (engine.device "
             f"{config.engine.device!r}, {num_gpus} GPUs {where}): it has no effect, leave it out"
+        )
+    if config.trainer.offload_activations and not config.trainer.gradient_checkpointing:
+        raise ConfigError(
+            "trainer.offload_activations is true without trainer.gradient_checkpointing: all that every layer keeps "
+            "would travel to the CPU and back, copies of weights too; set trainer.gradient_checkpointing to true too"
         )
 
 

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from sharpen.errors import JournalError
+from sharpen.experience.entropies import insert_entropies
 from sharpen.experience.images import ImageFolder, pictures_of
 from sharpen.experience.records import (
     SCHEMA,
@@ -32,7 +33,7 @@ from sharpen.experience.records import (
     insert_step,
     insert_taught,
 )
-from sharpen.types import Check, Experience, Group, Picture
+from sharpen.types import CallEntropies, Check, Experience, Group, Picture
 
 _POLL_S = 1.0
 """How often `flush` checks that the writer thread is still alive."""
@@ -92,9 +93,10 @@ class Journal:
         metrics: Mapping[str, float],
         experiences: Iterable[Experience] = (),
         delivery: Delivery | None = None,
+        entropies: Iterable[CallEntropies] = (),
     ) -> None:
-        """Queue a trained step: the policy version after it, its metrics, the experiences that were trained, and the
-        data passed to the trainer."""
+        """Queue a trained step: the policy version after it, its metrics, the experiences that were trained, the data
+        passed to the trainer, and the entropies of the tokens."""
         self._write_soon(
             insert_step,
             step=step,
@@ -104,6 +106,7 @@ class Journal:
             delivery=delivery,
             session=self._session,
         )
+        self._write_soon(insert_entropies, step=step, calls=tuple(entropies))
 
     def add_parity(self, measured: Mapping[str, Any]) -> None:
         """Queue the measured rounding, the tolerance between engine and trainer. It replaces that of earlier

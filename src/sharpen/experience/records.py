@@ -114,6 +114,11 @@ CREATE TABLE IF NOT EXISTS spans (
     advantage REAL, advantages BLOB, weight REAL, weights BLOB, ids BLOB NOT NULL, records BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS spans_step ON spans (step);
+CREATE TABLE IF NOT EXISTS entropies (
+    step INTEGER NOT NULL, rollout_id TEXT NOT NULL, call INTEGER NOT NULL, first INTEGER NOT NULL, places BLOB,
+    entropies BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS entropies_step ON entropies (step, rollout_id);
 CREATE TABLE IF NOT EXISTS step_groups (
     step INTEGER NOT NULL, update_number INTEGER NOT NULL, group_id TEXT NOT NULL, group_key INTEGER NOT NULL,
     left_out TEXT, replayed INTEGER NOT NULL

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
@@ -44,9 +45,14 @@ def class_for(config: Any, name: str = "the model") -> Any:
 
 
 def load_module(source: str | Path, config: Any, dtype: torch.dtype, device: torch.device | str) -> Any:
-    """Load the weights of a checkpoint whose configuration was read, in `dtype`, on `device`."""
+    """Load the weights of a checkpoint whose configuration was read, in `dtype`, on `device`. Raises `ModelError` if
+    they are missing or cannot be read."""
     logging.getLogger("transformers.integrations.hub_kernels").addFilter(_is_no_fallback)
-    module = class_for(config, str(source)).from_pretrained(source, config=config, dtype=dtype).to(device)
+    try:
+        module = class_for(config, str(source)).from_pretrained(source, config=config, dtype=dtype).to(device)
+    except (OSError, SafetensorError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"the weights of {source} cannot be loaded: {reason}") from error
     if line := slower_way(module, torch.device(device).type):
         _say_once(line)
     return module

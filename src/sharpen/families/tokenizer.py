@@ -18,8 +18,13 @@ _PROCESSORS_TEMPLATE = "chat_template.json"
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer of the model in `folder`. Raises `ModelError` if its processor's template cannot be read."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    """Return the tokenizer of the model in `folder`. Raises `ModelError` if it, or its processor's template, cannot be
+    read."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"the tokenizer of {folder} cannot be loaded: {reason}") from error
     file = Path(folder) / _PROCESSORS_TEMPLATE
     if not getattr(tokenizer, "chat_template", None) and file.is_file():
         try:

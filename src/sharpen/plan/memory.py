@@ -3,11 +3,13 @@
 In: a `Case`. Out: a `DeviceMemory` for each kind of device: the items that it always holds, and those of the phase that
 needs most. The rules follow the code:
 
-    weights of a trained model      4 bytes a parameter (fp32), whatever it computes in; also of a reference or teacher
+    weights of a trained model      4 bytes a parameter (fp32), whatever it computes in; of a reference or teacher that
+                                    computes in bfloat16, 2 a parameter of its linear layers
     gradients                       4 bytes a trained parameter
     moments of the optimizer        8 bytes a trained parameter (AdamW), a little over 2 (its 8-bit kinds), or 4 (Muon;
                                     8 for embeddings and the output layer)
-    activations                     of the largest micro-batch: `live.pass_bytes`
+    activations                     of the largest micro-batch: `live.pass_bytes`; with `offload_activations` without
+                                    the inputs of the layers
     engine                          its weights in its own type, or the trainer's if both can share them; keys and
                                     values of the slots in use, within the budget
 
@@ -24,6 +26,7 @@ from typing import Literal, get_args
 from sharpen.plan.case import Case
 from sharpen.plan.engine import engine_need, nf4_bytes
 from sharpen.plan.live import Pass, pass_bytes
+from sharpen.plan.sizes import Sizes
 from sharpen.recipe import RolloutRecipe
 from sharpen.trainer.scores import MAX_LOGITS
 from sharpen.trainer.step_start import SHARE
@@ -131,14 +134,20 @@ def _trainer_items(case: Case) -> Iterator[Item]:
     yield item("policy: moments", moment_bytes(case, case.num_trained, case.num_in_tables))
     yield item("policy: gradients", 4 * case.num_trained, "training")
     if recipe.algorithm.needs_reference and lora is None:
-        yield item("reference: weights", 4 * sizes.held)
+        yield item("reference: weights", _frozen_bytes(case, sizes))
     if isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_critic:
         trained = sizes.parameters - (0 if sizes.tied else sizes.vocabulary)
         yield item("critic: weights", 4 * sizes.held)
         yield item("critic: moments", moment_bytes(case, trained, sizes.vocabulary))
         yield item("critic: gradients", 4 * trained, "training")
     if case.models.teacher is not None:
-        yield item("teacher: weights", 4 * case.models.teacher.held)
+        yield item("teacher: weights", _frozen_bytes(case, case.models.teacher))
+
+
+def _frozen_bytes(case: Case, sizes: Sizes) -> int:
+    """Return what a frozen model takes, whose linear layers are rounded to the type that it computes in."""
+    rounded = sizes.block_linear + (0 if sizes.tied else sizes.vocabulary)
+    return 4 * sizes.held - (2 * rounded if case.trains_in_bfloat16 else 0)
 
 
 def _saved_by_base(case: Case) -> int:
@@ -222,6 +231,9 @@ def _activations(case: Case) -> Item:
         max_logits=MAX_LOGITS if case.on_cpu else max(MAX_LOGITS, case.hardware.memory_bytes // 256),
     )
     num_bytes = pass_bytes(case.models.config, traced)
+    if config.trainer.offload_activations:  # one layer's input comes back at a time
+        sizes = case.models.policy
+        num_bytes = max(0, num_bytes - 4 * (sizes.num_layers - 1) * num_tokens * sizes.hidden_size)
     if not accumulates:  # the pass then includes the gradients, which it creates
         num_bytes = max(0, num_bytes - 4 * case.num_trained // case.num_trainers)
     return Item(role=f"activations of {num_tokens:,} tokens", num_bytes=num_bytes, when="training")

@@ -85,7 +85,13 @@ def open_run_directory(
     checkpoints is complete.
     """
     config = resolved.config
-    path = _directory(config, resolved.fresh_name)
+    try:
+        path = _directory(config, resolved.fresh_name)
+    except OSError as error:
+        raise ConfigError(
+            f"the run's directory cannot be made: {error.strerror}: {error.filename!r}. checkpoint_root_dir is "
+            f"{config.checkpoint_root_dir!r}: it must be a folder that can be written"
+        ) from error
     with locked(path) as note:
         notes = [*filter(None, [note]), *repair(path)]
         checkpoint = pointed(path, "latest")

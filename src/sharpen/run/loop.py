@@ -115,7 +115,9 @@ class Loop:
         self.monitor.rollouts(progress.step, outcome.rollouts)
         if outcome.taught:
             self.journal.add_taught(progress.step, outcome.taught)
-        self.journal.add_step(progress.step, progress.version, metrics, outcome.trained, outcome.delivered)
+        self.journal.add_step(
+            progress.step, progress.version, metrics, outcome.trained, outcome.delivered, outcome.entropies
+        )
         self.progress = progress
         self.times.append({name: value for name, value in metrics.items() if name.startswith("time/")})
         self.display.step(

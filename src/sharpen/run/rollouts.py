@@ -218,6 +218,7 @@ class RolloutSource:
             checks=checks,
             trained=[one for batch in step.batches for one in (*batch.experiences, *batch.experts)],
             delivered=step.delivered,
+            entropies=() if trained is None else trained.entropies,
             reward=None if math.isnan(statistics.reward_mean) else statistics.reward_mean,
             flat=f"{statistics.num_flat_groups}/{statistics.num_groups}",
             notes=notes,

@@ -15,15 +15,16 @@ from sharpen.experience.records import Delivery, TaughtRow
 from sharpen.monitor.display import Display
 from sharpen.monitor.services import Rows
 from sharpen.run.progress import Progress
-from sharpen.types import Check, Experience
+from sharpen.types import CallEntropies, Check, Experience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
     """The results of a step. The loop adds the seconds and `tokens` per second to `metrics`; `counts` are added to
-    those of `Progress`, `position` replaces its fields. `trained`, `delivered` and `taught` go into the journal;
-    `reward`, `loss`, `flat`, `notes` and `shown` are for the display, the text `sample` and the rows `rollouts` for the
-    monitor. `failure` is an error after the training, while weights were synced: the step itself is complete."""
+    those of `Progress`, `position` replaces its fields. `trained`, `delivered`, `entropies` and `taught` go into the
+    journal; `reward`, `loss`, `flat`, `notes` and `shown` are for the display, the text `sample` and the rows
+    `rollouts` for the monitor. `failure` is an error after the training, while weights were synced: the step itself is
+    complete."""
 
     metrics: Mapping[str, float]
     tokens: int
@@ -32,6 +33,7 @@ class StepOutcome:
     checks: Sequence[Check]
     trained: Sequence[Experience] = ()
     delivered: Delivery | None = None
+    entropies: Sequence[CallEntropies] = ()
     taught: Sequence[TaughtRow] = ()
     reward: float | None = None
     loss: float | None = None

@@ -87,6 +87,7 @@ class Critic:
             dtype=trainer_config.dtype,
             device=device,
             gradient_checkpointing=trainer_config.gradient_checkpointing,
+            offload_activations=trainer_config.offload_activations,
         )
         return cls(model, config=config, trainer_config=trainer_config, planned_updates=planned_updates, team=team)
 

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from sharpen.config.trainer import LoraConfig, TrainerConfig
 from sharpen.families.adapters import ADAPTER, adapted_layers, add_adapters, peft_config
 from sharpen.families.nf4 import NF4Linear
-from sharpen.trainer.model import Scorer, TrainedModel, read_module, resolve_dtype
+from sharpen.trainer.model import Scorer, TrainedModel, read_module, resolve_dtype, round_frozen
 from sharpen.trainer.packing import Pack
 from sharpen.trainer.scores import PackScores
 from sharpen.trainer.sharding import whole
@@ -37,7 +36,11 @@ def load_trained(source: str | Path, config: TrainerConfig, device: torch.device
     """
     if config.lora is None:
         return TrainedModel.load(
-            source, dtype=config.dtype, device=device, gradient_checkpointing=config.gradient_checkpointing
+            source,
+            dtype=config.dtype,
+            device=device,
+            gradient_checkpointing=config.gradient_checkpointing,
+            offload_activations=config.offload_activations,
         )
     first = device if config.lora.base == "own" else torch.device("cpu")  # a GPU never holds them in fp32
     model = AdaptedModel(
@@ -45,6 +48,7 @@ def load_trained(source: str | Path, config: TrainerConfig, device: torch.device
         lora=config.lora,
         compute_dtype=resolve_dtype(config.dtype, device),
         gradient_checkpointing=config.gradient_checkpointing,
+        offload_activations=config.offload_activations,
     )
     model.move_to(device)
     return model
@@ -69,18 +73,23 @@ class AdaptedModel(TrainedModel):
         lora: LoraConfig,
         compute_dtype: torch.dtype,
         gradient_checkpointing: bool = False,
+        offload_activations: bool = False,
         max_logits: int | None = None,
     ) -> None:
         """Take over `module` and add adapters, which have no effect at first (B is 0, A random)."""
         super().__init__(
-            module, compute_dtype=compute_dtype, gradient_checkpointing=gradient_checkpointing, max_logits=max_logits
+            module,
+            compute_dtype=compute_dtype,
+            gradient_checkpointing=gradient_checkpointing,
+            offload_activations=offload_activations,
+            max_logits=max_logits,
         )
         self.adapters = add_adapters(module, lora)
         self._layers = adapted_layers(module)
         self.alone = False
         """Whether `state_tensors` returns only the adapters, for an engine that loads them without merging."""
         if compute_dtype == torch.bfloat16:
-            _round_frozen(module, compute_dtype)
+            round_frozen(module, compute_dtype)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return the merged weights by their Hugging Face names, tied ones once. Weights with an adapter are new
@@ -163,13 +172,3 @@ def adapters_line(policy: TrainedModel) -> str:
     trained = sum(parameter.numel() for _, parameter in policy.parameters())
     frozen = sum(parameter.numel() for parameter in policy.module.parameters()) - trained
     return f"LoRA: adapters of rank {policy.adapters['rank']} with {trained:,} parameters, on {frozen:,} frozen ones"
-
-
-def _round_frozen(module: Any, dtype: torch.dtype) -> None:
-    """Convert frozen linear layers to `dtype`, except an output layer tied to the embeddings. Embeddings and norms stay
-    as they are, since autocast does not round them.
-    """
-    embeddings = module.get_input_embeddings().weight
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear) and layer.weight is not embeddings and not layer.weight.requires_grad:
-            layer.to(dtype)

@@ -1,12 +1,15 @@
 """Metrics of a training step, from the measurements of its updates.
 
-In: `UpdateMetrics` of each update. Out: metrics by name, alarms, `StepMetrics`.
+In: `UpdateMetrics` of each update. Out: metrics by name, alarms, entropies by call, `StepMetrics`.
+
+Shape suffixes: E loss entries of a pack, S loss tokens of a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -22,7 +25,8 @@ from sharpen.trainer.critic import CriticUpdate
 from sharpen.trainer.expert_loss import ExpertPart
 from sharpen.trainer.expert_loss import summarize as summarize_expert
 from sharpen.trainer.parity import LogprobGap
-from sharpen.trainer.work import Part
+from sharpen.trainer.work import Part, Work
+from sharpen.types import CallEntropies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,7 @@ class StepMetrics:
     updates. Token counts are those of one pass over the data: `trained_tokens` carry loss, `computed_tokens` went
     through the model, `sequence_tokens` would have without shared prefixes, `skipped_tokens` are loss tokens left out
     because their gradient is zero. `alarms` warn the user that the weights moved too far; the caller, which knows the
-    settings, adds what to lower.
+    settings, adds what to lower. `entropies` are those of the rollouts' tokens; rows have none.
     """
 
     version: int
@@ -45,6 +49,7 @@ class StepMetrics:
     seconds: float
     values: Mapping[str, float]
     alarms: tuple[str, ...] = ()
+    entropies: tuple[CallEntropies, ...] = ()
 
     def as_dict(self) -> dict[str, float]:
         """Return all numbers by name."""
@@ -119,3 +124,24 @@ def summarize(
         values["value_clip_fraction"] = sum(critic.clip_fraction for critic in critics) / len(critics)
     alarm = sample_share_alarm(values["sample_share"])
     return values, (alarm,) if alarm else ()
+
+
+def token_entropies(works: Iterable[Work]) -> tuple[CallEntropies, ...]:
+    """Return the entropies of the tokens of a step's updates, by call."""
+    return tuple(chain.from_iterable(_of_calls(part) for work in works for part in work.parts))
+
+
+def _of_calls(part: Part) -> Iterator[CallEntropies]:
+    """Yield the entropies of a pack's calls. A call is never split over packs."""
+    pack, entropies_E = part.pack, part.entropies_E
+    if entropies_E is None or not len(entropies_E):
+        return
+    numbers_E = pack.call_numbers_E
+    order = np.argsort(numbers_E, kind="stable")  # the tokens of a call stay in their order
+    for entries_S in np.split(order, np.flatnonzero(np.diff(numbers_E[order])) + 1):
+        yield CallEntropies(
+            rollout_id=pack.rollout_ids[pack.rollouts_E[entries_S[0]]],
+            call=int(pack.calls_E[entries_S[0]]),
+            places_S=pack.tokens_E[entries_S].astype(np.int32),
+            entropies_S=entropies_E[entries_S],
+        )

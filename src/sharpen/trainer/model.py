@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
+from torch.autograd.graph import save_on_cpu
 from transformers import AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -26,9 +27,10 @@ from sharpen.families.marks import Shown, both_ways
 from sharpen.families.modules import decoder_of, freeze_towers, load_module, text_parameters
 from sharpen.families.pieces import Piece
 from sharpen.families.recurrent import mixers_of, replace_forward
-from sharpen.families.routing import recording, routing_of, to_array
+from sharpen.families.routing import recording, round_experts, routing_of, to_array
 from sharpen.families.sight import Sight, View, showing
 from sharpen.families.table import needs_of, refuse_unsupported
+from sharpen.families.windows import short_windows
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
 from sharpen.trainer.output import OutputLayer
@@ -78,18 +80,22 @@ class TrainedModel:
         *,
         compute_dtype: torch.dtype,
         gradient_checkpointing: bool = False,
+        offload_activations: bool = False,
         max_logits: int | None = None,
         varlen: Varlen | None = None,
     ) -> None:
         """Take over `module`, a Hugging Face causal model. Raises `ModelError` if packed training cannot reproduce its
         logprobs.
 
-        `max_logits` and `varlen` (an attention kernel) default to what suits the device.
+        `offload_activations` keeps what the backward pass needs of the forward pass in the host's memory. `max_logits`
+        and `varlen` (an attention kernel) default to what suits the device.
         """
         refuse_unsupported(module.config, type(module).__name__, "trainer")
         module.eval()
         freeze_towers(module)
         self.routing = routing_of(module)
+        round_experts(module)
+        self._offloads = offload_activations
         self._both_ways = both_ways(module.config)
         self._sight = Sight(module) if Piece.VISION in needs_of(module.config) else None
         if gradient_checkpointing:
@@ -126,13 +132,20 @@ class TrainedModel:
 
     @classmethod
     def load(
-        cls, source: str | Path, *, dtype: DType, device: torch.device, gradient_checkpointing: bool = False
+        cls,
+        source: str | Path,
+        *,
+        dtype: DType,
+        device: torch.device,
+        gradient_checkpointing: bool = False,
+        offload_activations: bool = False,
     ) -> TrainedModel:
         """Load a Hugging Face model with fp32 weights on `device`."""
         return cls(
             read_module(source, device),
             compute_dtype=resolve_dtype(dtype, device),
             gradient_checkpointing=gradient_checkpointing,
+            offload_activations=offload_activations,
         )
 
     def shard(self, mesh: DeviceMesh, device: torch.device, *, cpu_offload: bool, keep_head: bool) -> None:
@@ -207,8 +220,11 @@ class TrainedModel:
 
     def freeze(self) -> None:
         """Stop training all parameters (for a reference or teacher). Such a model also chooses its experts by itself:
-        it is compared with no engine, and with experts that the policy chose it would be another model."""
+        it is compared with no engine, and with experts that the policy chose it would be another model. In bfloat16,
+        its linear layers are kept rounded, as autocast would round them in every pass."""
         self.module.requires_grad_(False)
+        if self.compute_dtype == torch.bfloat16:
+            round_frozen(self.module, self.compute_dtype)
         self.replays = False
 
     def score(
@@ -346,19 +362,21 @@ class TrainedModel:
     ) -> torch.Tensor:
         """Return the hidden states after the last norm, shape (N, C)."""
         positions = to_device(positions_N, self.device)
-        output = decoder_of(self.module)(
-            input_ids=to_device(ids_N, self.device)[None],
-            position_ids=positions[None],
-            use_cache=False,
-            tree=TreeLayout(segments, positions, varlen=self._varlen, shown=shown, both_ways=self._both_ways),
-        )
+        offloads = self._offloads and torch.is_grad_enabled()
+        with save_on_cpu(pin_memory=self.device.type == "cuda") if offloads else nullcontext():
+            output = decoder_of(self.module)(
+                input_ids=to_device(ids_N, self.device)[None],
+                position_ids=positions[None],
+                use_cache=False,
+                tree=TreeLayout(segments, positions, varlen=self._varlen, shown=shown, both_ways=self._both_ways),
+            )
         return output.last_hidden_state[0]  # type: ignore[no-any-return]
 
     def _own_logits(self) -> torch.Tensor:
         """Return the probe's logits, shape (N, V), from the model's own forward pass over each branch."""
         decoder_of(self.module).set_attn_implementation("eager")
         ids_BT = probe_ids(self._vocabulary())[BRANCHES_BT]
-        with torch.no_grad(), recording(self.routing) as recorded:
+        with torch.no_grad(), short_windows(self.module), recording(self.routing) as recorded:
             own_BTV = self.module(input_ids=to_device(ids_BT, self.device), use_cache=False).logits
             if recorded is not None and self.routing is not None:
                 self.routing.check_all_chose()
@@ -371,7 +389,7 @@ class TrainedModel:
 
     def _packed_logits(self) -> torch.Tensor:
         """Return the probe's logits, shape (N, V), from the packed tree."""
-        with torch.no_grad():
+        with torch.no_grad(), short_windows(self.module):
             ids_N = probe_ids(self._vocabulary())
             hidden_NC = self._routed(ids_N, POSITIONS_N, SEGMENTS, self._probe_routes_NLK)
             return OutputLayer.of(self.module).logits(hidden_NC)
@@ -437,3 +455,13 @@ def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
 
 def _kind(tensor: torch.Tensor) -> tuple[type, torch.Size, torch.dtype, torch.device]:
     return type(tensor), tensor.shape, tensor.dtype, tensor.device
+
+
+def round_frozen(module: Any, dtype: torch.dtype) -> None:
+    """Convert frozen linear layers to `dtype`, except an output layer tied to the embeddings. Embeddings and norms stay
+    as they are, since autocast does not round them.
+    """
+    embeddings = module.get_input_embeddings().weight
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.Linear) and layer.weight is not embeddings and not layer.weight.requires_grad:
+            layer.to(dtype)

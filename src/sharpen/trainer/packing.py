@@ -215,9 +215,9 @@ class _Builder:
             end = visit(top, None, end, np.empty(0, np.int64))
         assert end == self._num_tokens
         ids_N = np.zeros(end, np.int64)
-        for number, path in indices.items():  # a path goes on to the end of the run in which its sequence ends
+        for number, path in indices.items():
             ids = _computed_ids(self._chosen[number])
-            ids_N[path[: len(ids)]] = ids
+            ids_N[path[: len(ids)]] = ids  # a sequence may end within a run that others go on with
         entries = _entries(self._chosen, indices, rollout_ids)
         return Pack(
             ids_N=ids_N,

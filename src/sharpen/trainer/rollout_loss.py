@@ -39,7 +39,7 @@ from sharpen.trainer.teacher import Teacher
 from sharpen.trainer.team import IDLE, Team, backward_idle
 from sharpen.trainer.token_mask import mask_tokens
 from sharpen.trainer.work import Part, TrainingBatch, Work
-from sharpen.types import Experience
+from sharpen.types import Experience, HalfArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,7 @@ class _PackScores:
     """The results of a pack's backward pass, on the CPU."""
 
     logprobs_E: torch.Tensor
+    entropies_E: HalfArray
     sums: ObjectiveSums
     entropy: float
     balance: float
@@ -114,6 +115,8 @@ class RolloutLoss(Loss):
         scores = self._team.map(parts, lambda part: self._backward(part, policy_weight), self._backward_idle)
         for part, score in zip(work.parts, scores, strict=True):
             gap.add(part.pack, score.logprobs_E)
+            if part.entropies_E is None:
+                part.entropies_E = score.entropies_E
             if self.algorithm.behaviour != "none" and part.proximal_E is None:
                 part.proximal_E = score.logprobs_E
         gap.check(self.tolerance)
@@ -269,9 +272,14 @@ class RolloutLoss(Loss):
             scores.divergence_E,
         )
         loss.backward()  # type: ignore[no-untyped-call]
-        entropy = float(scores.entropy_E.detach().sum())
-        balance = 0.0 if part.balance is None else part.balance.value
-        return _PackScores(logprobs_E=now_E.detach().cpu(), sums=sums.cpu(), entropy=entropy, balance=balance)
+        entropy_E = scores.entropy_E.detach()
+        return _PackScores(
+            logprobs_E=now_E.detach().cpu(),
+            entropies_E=entropy_E.to(torch.float16).cpu().numpy(),
+            sums=sums.cpu(),
+            entropy=float(entropy_E.sum()),
+            balance=0.0 if part.balance is None else part.balance.value,
+        )
 
     def _backward_idle(self) -> None:
         """Make the pass of a rank that has no pack left."""

@@ -29,8 +29,9 @@ class Teacher:
 
     def __init__(self, model: TrainedModel) -> None:
         """Take over `model` and freeze it."""
-        model.freeze()
         self.model = model
+        self._fingerprint = self._hash()  # of the weights as they were loaded
+        model.freeze()
         self._num_ids = int(model.module.get_input_embeddings().weight.shape[0])
 
     @classmethod
@@ -52,6 +53,9 @@ class Teacher:
 
     def fingerprint(self) -> str:
         """Return a hash over a few values of each weight: equal for equal weights, wherever they are stored."""
+        return self._fingerprint
+
+    def _hash(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
         for name, parameter in sorted(self.model.module.named_parameters()):
             values = whole(parameter.detach()).flatten()

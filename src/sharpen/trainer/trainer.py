@@ -22,7 +22,7 @@ from sharpen.token_masks import TokenMasks
 from sharpen.trainer import checkpoint
 from sharpen.trainer.critic import Critic
 from sharpen.trainer.lora import adapters_line
-from sharpen.trainer.measured import StepMetrics
+from sharpen.trainer.measured import StepMetrics, token_entropies
 from sharpen.trainer.model import Scorer, TrainedModel
 from sharpen.trainer.optimizer import Optimizer
 from sharpen.trainer.parity import Tolerance
@@ -161,6 +161,7 @@ class Trainer:
             seconds=time.perf_counter() - start,
             values=values | _norms_and_rates(updates),
             alarms=alarms,
+            entropies=token_entropies(works),
         )
 
     def measure(self, experiences: Sequence[Experience]) -> UpdateLoss:

@@ -129,6 +129,22 @@ def test_the_search_filters_as_one_types(window: Window, served: Served):
     assert "place=held-out" in page.url
 
 
+def test_tokens_are_coloured_by_the_chosen_number(window: Window, served: Served):
+    page = window.open(f"/run/{served.keys['whole']}/rollout/t2?view=tokens")
+    tokens = page.locator("#call-0 .as-tokens b")
+    tokens.first.wait_for()
+    colours = {}
+    for measure in ("advantage", "logprob", "entropy", "weight", "version"):
+        page.locator("#measure").select_option(measure)
+        colours[measure] = [tokens.nth(place).get_attribute("class") for place in range(tokens.count())]
+        assert page.locator("#scale span").count() == 2, f"{measure}: the scale has its lowest and highest"
+    assert len(set(colours["entropy"])) > 1
+    # The entropies of these runs rise as the probability falls: both go from pale to dark the same way.
+    assert colours["entropy"] == colours["logprob"]
+    tokens.first.hover()
+    assert "entropy 0." in page.locator("#token").inner_text()
+
+
 def test_a_page_follows_its_run(browser, tmp_path: Path):
     run = make_run(tmp_path / "runs" / "growing", Maker(size=SIZE), until=3, ended=False)
     hold(run)

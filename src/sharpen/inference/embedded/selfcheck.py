@@ -17,6 +17,7 @@ import torch
 from sharpen.errors import ModelError
 from sharpen.families.pieces import text_config
 from sharpen.families.routing import Routing, recording
+from sharpen.families.windows import short_windows
 from sharpen.inference.embedded.attention import SlotAttention, SlotSegment
 from sharpen.inference.embedded.forward import Forward
 from sharpen.inference.embedded.kv import LENGTH_BUCKET, KVPool
@@ -35,7 +36,8 @@ def _probe_ids(vocab_size: int, max_model_len: int, device: torch.device) -> tor
 def reference_logits(model: Any, max_model_len: int) -> torch.Tensor:
     """Return the model's own logits of the probe, shape PV. To be called before its attention is replaced."""
     ids_P = _probe_ids(text_config(model.config).vocab_size, max_model_len, model.device)
-    logits_PV: torch.Tensor = model(input_ids=ids_P.unsqueeze(0), use_cache=False).logits[0].float()
+    with short_windows(model):
+        logits_PV: torch.Tensor = model(input_ids=ids_P.unsqueeze(0), use_cache=False).logits[0].float()
     return logits_PV
 
 
@@ -66,13 +68,14 @@ def check_forward(
         )
         if mixing is not None:
             mixing.lay_out(np.zeros(0, np.int64), [segment])
-        ours.append(forward.logits(ids_P[rows], position_P[rows], attention, position_P[: end - start]))
+        with short_windows(model):
+            ours.append(forward.logits(ids_P[rows], position_P[rows], attention, position_P[: end - start]))
     attention = SlotAttention(
         pool, slot_N=zero[:1], position_N=position_P[-1:], num_decode=1, kv_length=LENGTH_BUCKET, segments=[]
     )
     if mixing is not None:
         mixing.lay_out(np.zeros(1, np.int64), [])
-    with recording(routing):
+    with recording(routing), short_windows(model):
         ours.append(forward.logits(ids_P[-1:], position_P[-1:], attention, zero[:1]))
         if routing is not None:
             routing.check_all_chose()

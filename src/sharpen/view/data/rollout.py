@@ -15,14 +15,17 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from sharpen.errors import JournalError
+from sharpen.experience.entropies import read_entropies
 from sharpen.experience.evidence import read_group_steps, read_rollout_spans
 from sharpen.experience.reading import read_rollout_from, step_of_group
 from sharpen.experience.records import LossSpan
 from sharpen.rollout.models import AUXILIARY, GATEWAY
 from sharpen.rollout.statistics import own_metrics
 from sharpen.transcript import Decode, clean_for_page, pieces
-from sharpen.types import Call, Rollout, Task
+from sharpen.types import Call, FloatArray, Rollout, Task
 from sharpen.view.data.measures import finite
 from sharpen.view.data.messages import MessageView, Origin, message_view, origins, tool_names
 from sharpen.view.data.search import KINDS, name_of
@@ -147,12 +150,14 @@ class RolloutPage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenView:
     """Sampled tokens as text: mostly one, several where a character is spread over them; then `ids`, `logprobs` and the
-    others have so many. `advantage` and `weight` are None for a token without loss."""
+    others have so many. `advantage` and `weight` are None for a token without loss. `entropies`, of the distributions
+    that the trainer saw, are empty for a token that no update was computed on, and in runs that did not record them."""
 
     text: str
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
+    entropies: tuple[float, ...]
     advantage: float | None
     weight: float | None
 
@@ -160,8 +165,8 @@ class TokenView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTokens:
     """The tokens of one call. `context` is its prompt as text, in two parts: what the call that it comes from had, and
-    what is new; `forked_at` counts the prompt ids before a fork (None: it is none), for the `reason`. Entropy is not
-    recorded, so it is not here. `problem` says why tokens have ids instead of text."""
+    what is new; `forked_at` counts the prompt ids before a fork (None: it is none), for the `reason`. `problem` says
+    why tokens have ids instead of text."""
 
     call: int
     context: tuple[str, str]
@@ -179,9 +184,9 @@ def rollout_page(index: Index, number: int, note: Note | None) -> RolloutPage | 
         if source is None or found is None:
             return None
         rollout, task, version = found
-        trained_in = [] if number % 2 else _steps(source, rollout)
+        kind = _kind(source, number)
+        trained_in = _steps(source, rollout) if _trains(kind, number) else []
         losses = _losses(source, rollout, [step for step, _ in trained_in])
-        kind = source.execute("SELECT is_final FROM rollouts WHERE key = ?", (number // 2,)).fetchone()[0]
         mates = _mates(source, number)
         previous, following = _neighbours(source, number)
     moment, place = _evaluated(rollout) if number % 2 else ("", "training")
@@ -225,8 +230,10 @@ def call_tokens(
         if source is None or found is None or not 0 <= call_index < len(found[0].calls):
             return None
         rollout = found[0]
-        steps = [] if number % 2 else [step for step, _ in _steps(source, rollout)]
+        trains = _trains(_kind(source, number), number)
+        steps = [step for step, _ in _steps(source, rollout)] if trains else []
         spans = [span for span in read_rollout_spans(source, rollout.id, steps[-1:]) if span.call == call_index]
+        entropies_S = read_entropies(source, rollout, steps).get(call_index)
     call = rollout.calls[call_index]
     origin = origins(rollout.calls)[call_index]
     prompt = call.prompt_ids_P.tolist()
@@ -237,7 +244,7 @@ def call_tokens(
         context_ids=(cut, len(prompt) - cut),
         forked_at=cut if origin.kind == "fork" else None,
         reason=origin.reason,
-        tokens=tuple(_tokens(call, spans, decode)),
+        tokens=tuple(_tokens(call, spans, entropies_S, decode)),
         problem=problem,
     )
 
@@ -274,7 +281,9 @@ def _with_messages(call: Call) -> Call:
     return replace(call, messages=messages[:-1], response=messages[-1])
 
 
-def _tokens(call: Call, spans: Sequence[LossSpan], decode: Decode | None) -> list[TokenView]:
+def _tokens(
+    call: Call, spans: Sequence[LossSpan], entropies_S: FloatArray | None, decode: Decode | None
+) -> list[TokenView]:
     numbers = _token_numbers(call, spans)
     views = []
     for start, end, text in pieces(call.sampled_ids_S, decode):
@@ -285,11 +294,16 @@ def _tokens(call: Call, spans: Sequence[LossSpan], decode: Decode | None) -> lis
                 ids=tuple(call.sampled_ids_S[start:end].tolist()),
                 logprobs=tuple(call.logprobs_S[start:end].tolist()),
                 versions=tuple(call.versions_S[start:end].tolist()),
+                entropies=() if entropies_S is None else _finite(entropies_S[start:end]),
                 advantage=advantage,
                 weight=weight,
             )
         )
     return views
+
+
+def _finite(numbers_S: FloatArray) -> tuple[float, ...]:
+    return tuple(numbers_S[np.isfinite(numbers_S)].tolist())
 
 
 def _token_numbers(call: Call, spans: Sequence[LossSpan]) -> dict[int, tuple[float | None, float | None]]:
@@ -308,6 +322,16 @@ def _decoded(ids: list[int], decode: Decode | None) -> str:
     if decode is None:
         return " ".join(f"<{number}>" for number in ids)
     return clean_for_page(decode(ids)) if ids else ""
+
+
+def _kind(source: sqlite3.Connection, number: int) -> int:
+    return int(source.execute("SELECT is_final FROM rollouts WHERE key = ?", (number // 2,)).fetchone()[0])
+
+
+def _trains(kind: int, number: int) -> bool:
+    """Whether a rollout of this kind may be trained: evaluations, repeated attempts and baselines are not, although an
+    attempt has the id of the rollout that took its place."""
+    return number % 2 == 0 and KINDS.get(kind) == "rollout"
 
 
 def _steps(source: sqlite3.Connection, rollout: Rollout) -> list[tuple[int, str | None]]:

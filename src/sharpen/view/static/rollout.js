@@ -3,16 +3,24 @@
 import { onKey } from "./keys.js";
 
 /**
- * @typedef {{text: string, ids: number[], logprobs: number[], versions: number[], advantage: number | null,
- *   weight: number | null}} Token
+ * @typedef {{text: string, ids: number[], logprobs: number[], versions: number[], entropies: number[],
+ *   advantage: number | null, weight: number | null}} Token
  * @typedef {{call: number, context: [string, string], context_ids: [number, number], forked_at: number | null,
  *   reason: string, tokens: Token[], problem: string}} Tokens
- * @typedef {"advantage" | "logprob" | "weight" | "version"} Measure
+ * @typedef {"advantage" | "logprob" | "entropy" | "weight" | "version"} Measure
  */
 
 /** The most characters of what is new in a prompt that are shown before someone asks for all. */
 const CONTEXT = 600;
 const SHADES = 10;
+/** What is said if no token has the number. */
+const NOTHING = {
+  advantage: "no token of this rollout carried loss",
+  weight: "no token of this rollout carried loss",
+  entropy: "no entropy of this rollout is recorded",
+  logprob: "",
+  version: "",
+};
 
 /** @type {Map<HTMLElement, Tokens>} */
 const loaded = new Map();
@@ -31,7 +39,8 @@ const field = document.getElementById("measure-field");
 function valueOf(token) {
   if (measure === "advantage") return token.advantage;
   if (measure === "weight") return token.weight;
-  return (measure === "logprob" ? token.logprobs : token.versions)[0] ?? null;
+  const numbers = { logprob: token.logprobs, entropy: token.entropies, version: token.versions }[measure];
+  return numbers[0] ?? null;
 }
 
 /** The largest size of the numbers shown, and the smallest and largest of them. */
@@ -68,7 +77,7 @@ function colour() {
   if (!scale) return;
   scale.replaceChildren();
   if (!Number.isFinite(over.low)) {
-    scale.append(measure === "advantage" || measure === "weight" ? "no token of this rollout carried loss" : "");
+    scale.append(loaded.size > 0 ? NOTHING[measure] : "");
     return;
   }
   const [low, high] = measure === "advantage" ? [-over.size, over.size] : [over.low, over.high];
@@ -189,6 +198,7 @@ function tell(target) {
   const numbers = [
     `id ${token.ids.join(" ")}`,
     `log probability ${chances.join(" ")}`,
+    token.entropies.length > 0 ? `entropy ${token.entropies.map(short).join(" ")}` : "",
     `version ${[...new Set(token.versions)].join(" ")}`,
     token.advantage === null ? "no loss" : `advantage ${short(token.advantage)}`,
     token.weight === null ? "" : `weight ${short(token.weight)}`,

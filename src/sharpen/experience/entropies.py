@@ -1,0 +1,62 @@
+"""The entropies of trained tokens in the journal: written with each step, read for one rollout.
+
+In: `CallEntropies` of a step. Out: of a rollout, the entropy of each sampled token of each call. Stored are float16
+numbers, two bytes a token. Older journals do not have the table; the certificate does not read it.
+
+Shape suffix: S sampled tokens of a call, of which those trained have an entropy.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+
+import numpy as np
+
+from sharpen.experience.reading import has, ints
+from sharpen.experience.records import INT_BYTES
+from sharpen.types import CallEntropies, FloatArray, Rollout
+
+_HALF_BYTES = np.dtype("<f2")
+
+
+def insert_entropies(connection: sqlite3.Connection, step: int, calls: Iterable[CallEntropies]) -> None:
+    """Write the entropies of a step, replacing those of an earlier step with the same number, which an interruption
+    undid."""
+    connection.execute("DELETE FROM entropies WHERE step = ?", (step,))
+    connection.executemany(
+        "INSERT INTO entropies (step, rollout_id, call, first, places, entropies) VALUES (?, ?, ?, ?, ?, ?)",
+        [
+            (
+                step,
+                one.rollout_id,
+                one.call,
+                int(one.places_S[0]),
+                None if (np.diff(one.places_S) == 1).all() else one.places_S.astype(INT_BYTES).tobytes(),
+                one.entropies_S.astype(_HALF_BYTES).tobytes(),
+            )
+            for one in calls
+        ],
+    )
+
+
+def read_entropies(connection: sqlite3.Connection, rollout: Rollout, steps: Iterable[int]) -> dict[int, FloatArray]:
+    """Return the entropies (S) of a rollout's calls in the last of these steps of an open journal that has some, by the
+    call's index; NaN for a token that was not trained. Calls without any are left out."""
+    if not has(connection, "entropies"):
+        return {}
+    sql = "SELECT call, first, places, entropies FROM entropies WHERE step = ? AND rollout_id = ?"
+    for step in reversed(list(steps)):
+        if rows := connection.execute(sql, (step, rollout.id)).fetchall():
+            return {call: _of_call(rollout, call, *stored) for call, *stored in rows if call < len(rollout.calls)}
+    return {}
+
+
+def _of_call(rollout: Rollout, index: int, first: int, places: bytes | None, stored: bytes) -> FloatArray:
+    """Return the entropies of a call's sampled tokens, which follow its prompt."""
+    call = rollout.calls[index]
+    values_S = np.frombuffer(stored, _HALF_BYTES).astype(np.float32)
+    places_S = np.arange(first, first + len(values_S)) if places is None else ints(places)
+    entropies_S = np.full(len(call.sampled_ids_S), np.nan, np.float32)
+    entropies_S[places_S - len(call.prompt_ids_P)] = values_S
+    return entropies_S

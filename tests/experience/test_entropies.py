@@ -1,0 +1,77 @@
+"""Entropies of tokens in the journal."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+from experience_builders import make_group, two_turns
+
+from sharpen.experience.entropies import read_entropies
+from sharpen.experience.journal import Journal
+from sharpen.experience.reading import open_journal
+from sharpen.types import CallEntropies, FloatArray, Rollout
+
+
+def of(call: int, places: list[int], entropies: list[float], rollout: str = "g/0") -> CallEntropies:
+    """The entropies of one call."""
+    return CallEntropies(
+        rollout_id=rollout,
+        call=call,
+        places_S=np.array(places, np.int32),
+        entropies_S=np.array(entropies, np.float16),
+    )
+
+
+def read(path: Path, rollout: Rollout, *steps: int) -> dict[int, list[float | None]]:
+    """The entropies of a rollout's calls, None where there are none."""
+
+    def listed(entropies_S: FloatArray) -> list[float | None]:
+        return [None if np.isnan(one) else float(one) for one in entropies_S]
+
+    with closing(open_journal(path)) as connection:
+        return {call: listed(found) for call, found in read_entropies(connection, rollout, steps).items()}
+
+
+def test_they_come_back_by_the_tokens_of_each_call(tmp_path: Path) -> None:
+    """`two_turns`: a prompt of 3 and 2 sampled tokens, then 2 of a tool and 1 sampled: places 3, 4 and 7."""
+    path, rollout = tmp_path / "run.db", two_turns()
+    other = two_turns(index=1)
+    with Journal(path) as journal:
+        journal.add(make_group([rollout, other]))
+        journal.add_step(1, 1, {}, entropies=[of(1, [7], [0.25]), of(0, [3, 4], [1.5, 2.0]), of(0, [4], [3.0], "g/1")])
+    assert read(path, rollout, 1) == {0: [1.5, 2.0], 1: [0.25]}
+    assert read(path, other, 1) == {0: [None, 3.0]}
+    assert read(path, rollout, 2) == {}
+
+
+def test_places_need_not_follow_each_other(tmp_path: Path) -> None:
+    path, rollout = tmp_path / "run.db", two_turns(merged=False)
+    with Journal(path) as journal:
+        journal.add_step(1, 1, {}, entropies=[of(0, [4], [3.0])])
+        journal.add_step(2, 2, {}, entropies=[of(0, [3], [1.0]), of(1, [7], [2.0])])
+    assert read(path, rollout, 1) == {0: [None, 3.0]}
+    assert read(path, rollout, 1, 2) == {0: [1.0, None], 1: [2.0]}
+    assert read(path, rollout, 1, 3) == {0: [None, 3.0]}
+
+
+def test_a_step_that_is_trained_again_replaces_them(tmp_path: Path) -> None:
+    path, rollout = tmp_path / "run.db", two_turns()
+    with Journal(path) as journal:
+        journal.add_step(1, 1, {}, entropies=[of(0, [3, 4], [1.0, 1.0]), of(1, [7], [1.0])])
+        journal.add_step(1, 1, {}, entropies=[of(0, [3, 4], [2.0, 2.0])])
+    assert read(path, rollout, 1) == {0: [2.0, 2.0]}
+
+
+def test_an_older_journal_has_none_and_goes_on(tmp_path: Path) -> None:
+    path, rollout = tmp_path / "run.db", two_turns()
+    with Journal(path) as journal:
+        journal.add(make_group([rollout]))
+        journal.add_step(1, 1, {}, entropies=[of(0, [3, 4], [1.0, 1.0])])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE entropies")
+        connection.commit()
+    assert read(path, rollout, 1) == {}
+    with Journal(path) as journal:
+        journal.add_step(2, 2, {}, entropies=[of(1, [7], [4.0])])
+    assert read(path, rollout, 1, 2) == {1: [4.0]}
