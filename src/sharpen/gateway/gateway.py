@@ -11,10 +11,10 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -72,6 +72,9 @@ from sharpen.types import IntArray, Outcome, Sampling
 logger = logging.getLogger(__name__)
 
 MAX_WARNINGS = 100
+LONG_BODY = 64 << 10
+"""Bytes of a request whose prompt is made on another thread."""
+T = TypeVar("T")
 MAX_DECODING = 2
 """How many requests' images are decoded at a time: each takes as much memory as its pixels."""
 
@@ -117,7 +120,7 @@ class Gateway:
         self._lacks_tool_format = tool_call_parser == AUTO and formats.tool is None
         self._sampler = Sampler(engine, self._renderer, self.busy, formats)
         self._album = album or Album(lack=f"the model {model_name} reads only text")
-        self._decoders = ThreadPoolExecutor(MAX_DECODING, thread_name_prefix="sharpen-images")
+        self._threads = ThreadPoolExecutor(MAX_DECODING, thread_name_prefix="sharpen-requests")
         self._max_calls = max_calls
         self._keys: Keys[Session] = Keys()
         self._warnings: set[str] = set()
@@ -201,7 +204,7 @@ class Gateway:
             session.close()
             session.discard()
         await self._server.stop()
-        self._decoders.shutdown(wait=False)
+        self._threads.shutdown(wait=False)
 
     def start(self, raw: RawRequest) -> asyncio.Task[Reply]:
         """Start to answer a request, on the serving loop. The task raises only if cancelled, which aborts the call."""
@@ -238,7 +241,7 @@ class Gateway:
             return json_reply(model_body(self.model_name))
         if route == COUNT_TOKENS:
             request, _ = await self._parse(session, raw, messages.parse_count)
-            return json_reply({"input_tokens": self._count(session, request)})
+            return json_reply({"input_tokens": await self._beside(raw, self._count, session, request)})
         if (name := response_id(route)) is not None:
             return self._stored(session, name, raw)
         if route[0] == "GET" and route[1].startswith("/models/"):
@@ -278,13 +281,14 @@ class Gateway:
         with contextlib.suppress(ApiError):  # an invalid request would not have been a call
             if parse is not None:
                 request, _ = await self._parse(session, raw, parse)
-                session.entry(Exchange(foreign=True), self._prompt(session, request), request)
+                prompt = await self._prompt(session, raw, request)
+                session.entry(Exchange(foreign=True), prompt, request)
 
     async def _parse(self, session: Session, raw: RawRequest, parse: Parse) -> tuple[CallRequest, Writer]:
         """Read a request: on another thread if it has images, whose decoding would hold up all rollouts."""
         if self._album.eyes is None or not any(mark in raw.body for mark in MARKS):
             return self._read(session, raw, parse)
-        return await self.loop.run_in_executor(self._decoders, self._read, session, raw, parse)
+        return await self.loop.run_in_executor(self._threads, self._read, session, raw, parse)
 
     def _read(self, session: Session, raw: RawRequest, parse: Parse) -> tuple[CallRequest, Writer]:
         context = Context(
@@ -302,7 +306,7 @@ class Gateway:
         try:
             async with session.arrival:
                 request, writer = await self._parse(session, raw, parse)
-                entries = self._admitted(session, raw, request)
+                entries = await self._admitted(session, raw, request)
             return await self._reply(session, entries, writer)
         except PromptTooLongError as error:  # of a request that was read
             if not (request.stream and writer.streams_overflow):
@@ -310,12 +314,12 @@ class Gateway:
             told = writer.begin(self._head(session.name(-1), np.zeros(0, np.int32), request)) + writer.error(error)
             return Reply(status=200, content_type=EVENTS_TYPE, body=told)
 
-    def _admitted(self, session: Session, raw: RawRequest, request: CallRequest) -> list[Entry]:
+    async def _admitted(self, session: Session, raw: RawRequest, request: CallRequest) -> list[Entry]:
         """Return the entries of a call that may be made, one for each choice. Raises `ApiError`."""
         self._warn_of_no_effect(request)
         if session.tally is not None and (refusal := session.tally.admit()) is not None:
             raise refusal
-        prompt = self._prompt(session, request)
+        prompt = await self._prompt(session, raw, request)
         constraint, notes = constraint_of(request, prompt.text, self._formats, self._renderer.added_token)
         self._warn(notes)
         if not session.admits(request.n):
@@ -449,15 +453,25 @@ class Gateway:
         except ImageError as error:
             raise ApiError(f"The images have no place in the prompt: {error}.", param=request.asked) from error
 
-    def _prompt(self, session: Session, request: CallRequest) -> Prompt:
-        limit = self.engine.max_model_len
+    async def _prompt(self, session: Session, raw: RawRequest, request: CallRequest) -> Prompt:
         try:
-            text = self._text(request)
+            prompt = await self._beside(raw, self._made, session, request)
         except PromptTooLongError as error:
-            raise overflow(session, error.num_tokens, request, limit) from None
-        prompt = self._from_history(session, request, text)
+            raise overflow(session, error.num_tokens, request, error.limit) from None
         if len(prompt.ids_P) == 0:
             raise ApiError(f"The prompt that {request.asked!r} makes is empty.", param=request.asked)
-        if len(prompt.ids_P) >= limit:
-            raise overflow(session, len(prompt.ids_P), request, limit)
         return prompt
+
+    def _made(self, session: Session, request: CallRequest) -> Prompt:
+        """Return a prompt. Changes nothing. Raises `PromptTooLongError`."""
+        prompt = self._from_history(session, request, self._text(request))
+        if len(prompt.ids_P) >= self.engine.max_model_len:
+            raise PromptTooLongError(len(prompt.ids_P), self.engine.max_model_len, request.asked)
+        return prompt
+
+    async def _beside(self, raw: RawRequest, work: Callable[..., T], *given: Any) -> T:
+        """Return what `work` makes of a request: on another thread if the request is long, since a megabyte takes
+        tokenizers seconds, for which all others would wait."""
+        if len(raw.body) <= LONG_BODY:
+            return work(*given)
+        return await self.loop.run_in_executor(self._threads, work, *given)

@@ -27,12 +27,14 @@ _PARSED_PROBE = re.compile(r"""\{\s*["']probe["']\s*:\s*1\s*\}""")
 """The probe as JSON, or as Python shows it, which a template that expects strings does."""
 MAX_CHARACTERS = 16
 """A text with more characters for each token of the context is looked at from its beginning first."""
+LONG_TEXT = 1 << 16
+"""A text with more characters is encoded without each token's place in it: three times as fast, or more."""
 CONTEXT_IDS = 4
 """Prompt ids decoded before the sampled ones: some tokenizers drop the leading space of a first token."""
 
 
 class Renderer:
-    """The chat template and tokenizer of one model. Used from the serving loop only."""
+    """The chat template and tokenizer of one model. From any thread."""
 
     def __init__(self, tokenizer: Any, *, cache_size: int = 1024) -> None:
         if not getattr(tokenizer, "chat_template", None):
@@ -89,7 +91,7 @@ class Renderer:
 
     def encode_raw(self, text: str) -> IntArray:
         """Return the token ids of a prompt that no template rendered: with what the tokenizer puts before a text."""
-        return np.array(self._backend.encode(text, add_special_tokens=True).ids, dtype=np.int32)
+        return np.array(self._ids(text, with_special=True), dtype=np.int32)
 
     def encode_after(self, last_id: int, text: str) -> IntArray:
         """Return the token ids of text that follows the token `last_id`.
@@ -121,7 +123,7 @@ class Renderer:
         beginning = text[: MAX_CHARACTERS * limit]
         if len(beginning) == len(text):
             return None
-        num_tokens = len(self._backend.encode(beginning, add_special_tokens=False).ids)
+        num_tokens = len(self._ids(beginning))
         return num_tokens * len(text) // len(beginning) if num_tokens > 2 * limit else None
 
     def added_token(self, text: str) -> int | None:
@@ -144,8 +146,15 @@ class Renderer:
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
+    def _ids(self, text: str, *, with_special: bool = False) -> list[int]:
+        if len(text) <= LONG_TEXT:
+            encoded = self._backend.encode(text, add_special_tokens=with_special)
+        else:
+            (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=with_special)
+        return list(encoded.ids)
+
     def _encode_uncached(self, text: str) -> IntArray:
-        ids = np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        ids = np.array(self._ids(text), dtype=np.int32)
         ids.flags.writeable = False
         return ids
 

@@ -1,0 +1,72 @@
+"""Long prompts are one rollout's own trouble: they are made beside the serving loop, in the same ids."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from sharpen.gateway.gateway import LONG_BODY
+from sharpen.gateway.render import LONG_TEXT, Renderer
+
+PATIENCE_S = 120
+LONG = "a line of text, and 12 more.\n" * (LONG_BODY // 20)
+
+
+class Waiting:
+    """A tokenizer whose template needs a long prompt's author to wait until somebody else has been answered."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> str:
+        if messages[-1]["content"] == LONG:
+            self.begun.set()
+            assert self.go_on.wait(PATIENCE_S), "nobody else was answered"
+        return str(self._tokenizer.apply_chat_template(messages, **options))
+
+
+def ask(session: Any, content: str) -> Any:
+    return session.model.sync_client.chat.completions.create(
+        model="toy", messages=[{"role": "user", "content": content}], max_tokens=8
+    )
+
+
+def test_others_are_answered_while_a_long_prompt_is_made(serve: Any, tokenizer: Any) -> None:
+    """Red when `Gateway._beside` makes every prompt on the serving loop."""
+    waiting = Waiting(tokenizer)
+    served = serve("hi", tokenizer=waiting, max_model_len=1 << 20)
+    long, other = served.open("g/0"), served.open("g/1")
+    thread = threading.Thread(target=ask, args=(long, LONG))
+    thread.start()
+    assert waiting.begun.wait(PATIENCE_S)
+    assert ask(other, "hello").choices[0].message.content == "hi"
+    waiting.go_on.set()
+    thread.join(PATIENCE_S)
+    (call,) = long.close()
+    assert call.prompt_ids_P.tolist() == tokenizer.apply_chat_template(
+        call.messages, add_generation_prompt=True, return_dict=False
+    )
+
+
+@pytest.mark.parametrize("piece", ["<|im_end|>a", "  \n", "é漢🙂", "17 ", "a"])
+def test_long_texts_have_the_same_ids(tokenizer: Any, piece: str) -> None:
+    text = piece * (LONG_TEXT // len(piece) + 7)
+    assert len(text) > LONG_TEXT
+    expected = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    renderer = Renderer(tokenizer)
+    assert renderer.encode(text).tolist() == expected
+    assert renderer.encode_raw(text).tolist() == tokenizer.backend_tokenizer.encode(text).ids
+
+
+def test_a_long_request_that_is_too_long_is_the_rollouts_own_overflow(serve: Any) -> None:
+    session = serve("hi").open()
+    with pytest.raises(Exception, match="maximum context length is 4096"):
+        ask(session, LONG * 4)
+    assert session.failure is not None
+    assert session.close() == ()
