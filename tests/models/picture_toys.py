@@ -66,6 +66,10 @@ def make_seeing_checkpoint(kind: str, folder: Path, toy_model: Path, *, seed: in
     tokenizer = _tokenizer(kind, toy_model)
     tokenizer.chat_template = TEMPLATE.replace("IMAGE", IMAGES[kind])
     module = make_module(kind, seed, **_fields(kind, tokenizer))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if not parameter.any():  # Gemma 3's projection: all images would be the same
+                parameter.normal_(0, 0.2)
     module.to(torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     _image_processor(kind).save_pretrained(folder)

@@ -6,6 +6,7 @@ certified step comes back with its tower byte for byte.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,13 @@ import numpy as np
 import pytest
 import torch
 from picture_toys import IMAGES, SEEING, draw, make_seeing_checkpoint, own_logprobs
+from tiny import tensors_of
 from toy_engines import run_all
 from trainer_toys import make_experience
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.certificate.certify import certify
 from sharpen.families.images import Eyes, eyes_of
 from sharpen.families.modules import text_parameters
 from sharpen.families.table import FAMILIES
@@ -103,3 +107,51 @@ def test_a_packed_tree_has_the_loss_and_gradients_of_separate_sequences(seeing: 
             scale = float(gradients[name].abs().max())
             torch.testing.assert_close(parameter.grad, gradients[name], atol=2e-3 * scale + 1e-5, rtol=0)
     assert len(gradients) > 5
+
+
+async def looks(task: dict[str, Any], model: Any) -> WorkflowOutput:
+    """Shows one of two images, then another; the reward is the share of vowels."""
+    content = [{"type": "text", "text": task["question"]}, shown(len(task["question"]))]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    text = ""
+    for turn in range(2):
+        reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=8)
+        answer = reply.choices[0].message.content or ""
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": [shown(turn)]}]
+        text += answer
+    return WorkflowOutput(reward=sum(letter in "aeiou" for letter in text) / 16)
+
+
+def shown(seed: int) -> dict[str, Any]:
+    data = base64.b64encode(draw(seed % 2, 16, 24).data).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_a_certified_step_with_images_keeps_the_tower(
+    seeing: Seeing, toy_dataset: Path, tmp_path: Path, kind: str
+) -> None:
+    """Engine and trainer agree at the same weights, or the run would stop."""
+    folder, _, own = seeing(kind)
+    result = tune(
+        workflow_func=looks,
+        train_dataset=DatasetConfig(path=str(toy_dataset), split="train", total_steps=1),
+        model=TunerModelConfig(model_path=str(folder), max_model_len=400, max_tokens=8),
+        algorithm=AlgorithmConfig(algorithm_type="grpo", group_size=4, batch_size=2, learning_rate=1e-3),
+        settings={
+            "checkpoint_root_dir": str(tmp_path),
+            "rollout.failure_reward": 0.0,
+            "evaluation.before_and_after": False,
+            "evaluation.hold_out": 0,
+        },
+    )
+    assert certify(result.run_dir).holds
+    assert len(list((result.run_dir / "images").iterdir())) == 2
+    written = result.run_dir / "latest"
+    assert tensors_of(folder).keys() == tensors_of(written).keys()
+    after = AutoModelForImageTextToText.from_pretrained(written, dtype=torch.float32)
+    text, state = {name for name, _ in text_parameters(after)}, dict(own.named_parameters())
+    changed = {name for name, parameter in after.named_parameters() if not parameter.equal(state[name])}
+    assert changed
+    assert changed <= text
+    assert eyes_of(written, AutoConfig.from_pretrained(written)) is not None

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from tiny import SETTINGS, make_checkpoint, make_config
+from tiny import SETTINGS, make_checkpoint, make_config, tensors_of
 from toy_engines import prompt_of, request, run_all, scored
 from trainer_toys import hf_logprobs, make_experiences
 
@@ -120,11 +119,3 @@ def test_one_step_of_a_run_certified_saved_and_loaded_by_transformers(folder_of,
     state = dict(plain(folder_of(kind), kind).named_parameters())
     for name, parameter in plain(written, kind).named_parameters():
         assert name in text or parameter.equal(state[name]), f"{name} was trained"
-
-
-def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
-    found = {}
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    return found

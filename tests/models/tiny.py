@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from expert_toys import EXPERTS
 from hybrid_toys import HYBRIDS
+from safetensors import safe_open
 from transformers import CONFIG_MAPPING
 
 from sharpen.families.modules import class_for
@@ -137,3 +138,12 @@ def make_checkpoint(kind: str, folder: Path, dtype: torch.dtype = torch.float32)
     """A checkpoint of this type, as transformers writes it."""
     make_module(kind).to(dtype).save_pretrained(folder)
     return folder
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint's files by name."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    return found

@@ -9,9 +9,11 @@ from picture_toys import draw, make_seeing_checkpoint, own_logprobs, written
 from trainer_toys import make_experience
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from sharpen.config.trainer import LoraConfig, TrainerConfig
 from sharpen.errors import ModelError
 from sharpen.families.images import eyes_of
 from sharpen.families.modules import text_parameters
+from sharpen.trainer.lora import load_trained
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import pack
 from sharpen.types import PictureSpan
@@ -128,3 +130,17 @@ def test_a_model_without_a_tower_cannot_score_images(seeing, toy_model_dir):
     blind = TrainedModel.load(toy_model_dir, dtype="float32", device=CPU)
     with pytest.raises(ModelError, match="sees no images"):
         blind.score(packed)
+
+
+def test_adapters_train_on_images_while_tower_and_weights_stay(seeing):
+    folder, eyes = seeing("qwen3_vl")
+    config = TrainerConfig(lora=LoraConfig(rank=4), dtype="float32")
+    policy = load_trained(folder, config, CPU)
+    (packed,) = pack(make_sequences(eyes), 10_000, min_shared_tokens=1)
+    plain = TrainedModel.load(folder, dtype="float32", device=CPU)
+    logprobs = policy.score(packed).logprobs_E
+    torch.testing.assert_close(logprobs, plain.score(packed).logprobs_E, atol=1e-4, rtol=0)
+    logprobs.sum().backward()
+    trained = dict(policy.parameters())
+    assert all("lora" in name and "vis" not in name for name in trained)
+    assert any(parameter.grad is not None and parameter.grad.abs().max() > 0 for parameter in trained.values())
