@@ -80,6 +80,10 @@ function colour() {
     scale.append(loaded.size > 0 ? NOTHING[measure] : "");
     return;
   }
+  if (measure === "advantage" && over.size === 0) {
+    scale.append("all advantages are 0: the rewards of its group are equal");
+    return;
+  }
   const [low, high] = measure === "advantage" ? [-over.size, over.size] : [over.low, over.high];
   const classes = measure === "advantage"
     ? ["down-4", "down-3", "down-2", "down-1", "up-1", "up-2", "up-3", "up-4"]
