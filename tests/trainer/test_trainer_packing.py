@@ -63,6 +63,15 @@ def test_short_shared_runs_are_not_split():
     assert len(whole.segments) == 2
 
 
+def test_a_sequence_that_ends_inside_another_leaves_it_its_own_ids():
+    """The last id of the shorter one is not computed, and is not what the longer one has there."""
+    longer = make_experience("g/0", [5, 6, 7, 8, 9, 2], [(3, 6)], advantage=1.0)
+    shorter = make_experience("g/1", [5, 6, 7, 8, 2], [(3, 5)], advantage=-1.0)
+    for experiences in ([longer, shorter], [shorter, longer]):
+        (packed,) = pack(experiences, 100, min_shared_tokens=1)
+        assert packed.ids_N.tolist() == [5, 6, 7, 8, 9]
+
+
 def test_a_sequence_that_ends_inside_another_costs_nothing():
     long = make_experience("g/0", [7, 8, 9, 10, 11, 12], [(1, 6)], advantage=1.0)
     short = make_experience("g/1", [7, 8, 9, 10], [(1, 4)], advantage=1.0)
