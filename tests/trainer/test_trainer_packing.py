@@ -155,3 +155,20 @@ def test_a_sequence_that_ends_within_another_changes_none_of_its_ids():
         (one,) = pack(order, 100)
         assert one.ids_N.tolist() == long_ids[:-1]
         assert sorted(one.targets_E.tolist()) == sorted([*long_ids[12:], *short_ids[12:]])
+
+
+def test_a_sequence_that_ends_within_another_changes_none_of_its_experts():
+    """Its last id, which the other has not, was never computed in the pack; the experts recorded for it are not used.
+
+    Break: in `_routes` take the whole path of a sequence.
+    """
+    long = make_experience("g0/0", list(range(10, 40)), [(12, 30)], advantage=1.0)
+    short = make_experience("g0/1", [*range(10, 25), 50], [(12, 16)], advantage=-1.0)
+    routes = np.arange(29, dtype=np.uint8).reshape(-1, 1, 1)
+    long = replace(long, routes_NLK=routes)
+    short = replace(short, routes_NLK=routes[:15])
+    for order in ([long, short], [short, long]):
+        (one,) = pack(order, 100)
+        assert one.routes_NLK is not None
+        assert one.routes_NLK.ravel().tolist() == list(range(29))
+        assert one.num_rerouted_tokens == 0

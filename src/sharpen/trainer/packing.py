@@ -332,7 +332,7 @@ def _routes(experiences: Sequence[Experience], indices: Mapping[int, IndexArray]
     known_N = np.zeros(num_tokens, np.bool_)
     rerouted, num_rerouted = [], 0
     for sequence, (experience, own_NLK) in enumerate(zip(experiences, recorded, strict=True)):
-        path = indices[sequence]
+        path = indices[sequence][: len(_computed_ids(experience))]  # behind them others' tokens may go on
         own_NLK = own_NLK[: len(path)]
         new = ~known_N[path]
         routes_NLK[path[new]], known_N[path] = own_NLK[new], True
