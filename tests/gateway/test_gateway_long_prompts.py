@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
 
 from sharpen.gateway.gateway import LONG_BODY
-from sharpen.gateway.render import LONG_TEXT, Renderer
+from sharpen.gateway.render import LONG_TEXT, MAX_LONG_KEPT, SHORT_TEXT, Renderer
 
 PATIENCE_S = 120
 LONG = "a line of text, and 12 more.\n" * (LONG_BODY // 20)
@@ -70,3 +72,12 @@ def test_a_long_request_that_is_too_long_is_the_rollouts_own_overflow(serve: Any
         ask(session, LONG * 4)
     assert session.failure is not None
     assert session.close() == ()
+
+
+def test_few_long_texts_are_kept(tokenizer: Any) -> None:
+    """Red with one cache for all lengths: a thousand long prompts, none of which comes again, took hundreds of MB."""
+    renderer = Renderer(tokenizer)
+    made = [weakref.ref(renderer.encode(f"{number} " * SHORT_TEXT)) for number in range(MAX_LONG_KEPT + 5)]
+    gc.collect()
+    assert sum(ids() is not None for ids in made) == MAX_LONG_KEPT
+    assert renderer.encode("short") is renderer.encode("short")

@@ -29,6 +29,8 @@ MAX_CHARACTERS = 16
 """A text with more characters for each token of the context is looked at from its beginning first."""
 LONG_TEXT = 1 << 16
 """A text with more characters is encoded without each token's place in it: three times as fast, or more."""
+SHORT_TEXT, MAX_LONG_KEPT = 8192, 16
+"""Of texts with more characters only so many are kept with their ids: what others send must not fill the memory."""
 CONTEXT_IDS = 4
 """Prompt ids decoded before the sampled ones: some tokenizers drop the leading space of a first token."""
 
@@ -51,7 +53,8 @@ class Renderer:
         self._says_thinking = "thinking" in self._words and "reasoning_content" not in self._words  # gpt-oss
         self._special_ids = frozenset(tokenizer.all_special_ids)
         self._added = {token.content: number for number, token in self._backend.get_added_tokens_decoder().items()}
-        self._encode = functools.lru_cache(maxsize=cache_size)(self._encode_uncached)
+        self._encode_short = functools.lru_cache(maxsize=cache_size)(self._encode_uncached)
+        self._encode_long = functools.lru_cache(maxsize=MAX_LONG_KEPT)(self._encode_uncached)
         self._context_text = functools.lru_cache(maxsize=cache_size)(self._decode)
         self._string_arguments = self._template_keeps_argument_strings()
 
@@ -152,6 +155,9 @@ class Renderer:
         else:
             (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=with_special)
         return list(encoded.ids)
+
+    def _encode(self, text: str) -> IntArray:
+        return self._encode_short(text) if len(text) <= SHORT_TEXT else self._encode_long(text)
 
     def _encode_uncached(self, text: str) -> IntArray:
         ids = np.array(self._ids(text), dtype=np.int32)
