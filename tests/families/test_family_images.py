@@ -4,13 +4,14 @@ import io
 
 import numpy as np
 import pytest
-from picture_toys import SEEING, draw, make_seeing_checkpoint, make_seeing_config
+from picture_toys import SEEING, draw, make_seeing_checkpoint, written
 from PIL import Image
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from sharpen.errors import ImageError, ModelError
 from sharpen.families.images import MAX_PIXELS, eyes_of, open_image
+from sharpen.families.sight import Sight
 from sharpen.types import Picture
 
 QUESTION = (
@@ -113,5 +114,15 @@ def test_a_checkpoint_without_its_processor_names_the_file(folder, tmp_path):
 
 
 @pytest.mark.parametrize("kind", SEEING)
-def test_every_seeing_type_has_eyes(toy_model_dir, folder, kind):
-    assert eyes_of(folder, make_seeing_config(kind, toy_model_dir)).placeholder == "<|image_pad|>"
+def test_every_type_writes_an_image_as_its_tower_reads_it(toy_model_dir, tmp_path, kind):
+    """One image token for each row of the tower's output."""
+    folder = make_seeing_checkpoint(kind, tmp_path, toy_model_dir)
+    module = AutoModelForImageTextToText.from_pretrained(folder)
+    sight = Sight(module)
+    pictures = [draw(1, 40, 16), draw(2, 16, 24)]
+    ids, spans = sight.eyes.expand(f"a {written(sight.eyes)} b {written(sight.eyes)} c", pictures)
+    for span, picture in zip(spans, pictures, strict=True):
+        assert set(ids[span.start : span.stop]) == {sight.eyes.image_token_id}
+        rows = sight.see(picture).rows_IC
+        assert len(rows) == span.length == sight.num_tokens(picture)
+        assert rows.std() > 1e-3

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tiny import make_config, make_module
+from tiny import make_module
 from transformers import PreTrainedTokenizerFast
 
 from sharpen.families.images import Eyes
@@ -76,11 +76,6 @@ def make_seeing_checkpoint(kind: str, folder: Path, toy_model: Path, *, seed: in
     if kind in _PROCESSORS:
         (folder / "processor_config.json").write_text(json.dumps(_PROCESSORS[kind]))
     return folder
-
-
-def make_seeing_config(kind: str, toy_model: Path) -> Any:
-    """The configuration of such a checkpoint."""
-    return make_config(kind, **_fields(kind, _tokenizer(kind, toy_model)))
 
 
 def _tokenizer(kind: str, toy_model: Path) -> Any:

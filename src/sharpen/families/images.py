@@ -32,6 +32,7 @@ MAX_PIXELS = 64 * 2**20
 """Larger images are refused before they are unpacked: a file of a few kilobytes can hold gigabytes of pixels."""
 
 _CACHED_BYTES = 256 * 2**20
+_KEPT_TEXTS = 4096
 Features = Mapping[str, "torch.Tensor"]
 """What a model's `get_image_features` takes for one image, by argument."""
 
@@ -59,7 +60,7 @@ class Eyes:
     def __init__(self, processor: Any, config: Any) -> None:
         self._processor = processor
         self._lock = threading.Lock()
-        self._texts: dict[str, str] = {}
+        self._texts: OrderedDict[str, str] = OrderedDict()
         self._features: OrderedDict[str, Features] = OrderedDict()
         self.placeholder: str = processor.image_token
         """What stands for one image in the text that the chat template writes."""
@@ -109,6 +110,15 @@ class Eyes:
             if picture.sha256 in self._features:
                 self._features.move_to_end(picture.sha256)
                 return self._features[picture.sha256]
+        return self._read(picture)[0]
+
+    def _text(self, picture: Picture) -> str:
+        with self._lock:
+            text = self._texts.get(picture.sha256)
+        return self._read(picture)[1] if text is None else text
+
+    def _read(self, picture: Picture) -> tuple[Features, str]:
+        """Read a picture, and keep its tensors and what stands for it in a text."""
         image = open_image(picture.data)
         tensors: Features
         try:
@@ -117,15 +127,12 @@ class Eyes:
             raise ImageError(f"the model cannot read an image of {image.width}x{image.height}: {error}") from error
         with self._lock:
             self._texts[picture.sha256] = text
+            while len(self._texts) > _KEPT_TEXTS:
+                self._texts.popitem(last=False)
             self._features[picture.sha256] = tensors
             while len(self._features) > 1 and _num_bytes(self._features.values()) > _CACHED_BYTES:
                 self._features.popitem(last=False)
-        return tensors
-
-    def _text(self, picture: Picture) -> str:
-        if picture.sha256 not in self._texts:
-            self.features(picture)
-        return self._texts[picture.sha256]
+        return tensors, text
 
 
 def eyes_of(checkpoint: str | Path, config: Any) -> Eyes | None:

@@ -25,6 +25,7 @@ from sharpen.families.modules import decoder_of
 from sharpen.types import Picture
 
 _CACHED_BYTES = 256 * 2**20
+_KEPT_BLOCKS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Sight:
         self._model = module.base_model if hasattr(module, "base_model") else module
         self._eyes: Eyes | None = None
         self._seen: OrderedDict[str, Seen] = OrderedDict()
-        self._blocks: dict[str, tuple[IndexArray, int]] = {}
+        self._blocks: OrderedDict[str, tuple[IndexArray, int]] = OrderedDict()
         self._merge = getattr(module.config.vision_config, "spatial_merge_size", 1)
         self._decoder = decoder_of(module)
         self._decoder.register_forward_pre_hook(_look, with_kwargs=True)
@@ -120,6 +121,8 @@ class Sight:
             (grid,) = self.eyes.features(picture)["image_grid_thw"]
             block_3I = self._model.get_vision_position_ids(0, grid, 1, self._merge).numpy()
             self._blocks[picture.sha256] = block_3I, int(grid[1:].max()) // self._merge
+            if len(self._blocks) > _KEPT_BLOCKS:
+                self._blocks.popitem(last=False)
         return self._blocks[picture.sha256]
 
     def view(self, parts: Sequence[tuple[Picture, IndexArray, IndexArray]], places_4N: IndexArray | None) -> View:

@@ -215,6 +215,13 @@ def _one_sequence(traced: Pass, vocab_size: int) -> Pack:
     return packed
 
 
+def _grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """Return the shape of a product by experts, rows (S, C) by (X, C, D), or in its backward pass (C, S) by (S, D).
+    PyTorch's own rule for tensors without contents knows bfloat16 only, though it computes float32 as well."""
+    shape = (a.shape[0], b.shape[2]) if b.dim() == 3 else (len(offs), a.shape[0], b.shape[1])
+    return a.new_empty(shape)
+
+
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count the bytes of live storages, except the `known` ones; `peaks` has the maximum of each part, and a mark ends
     a part."""
@@ -242,7 +249,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
             with _disable_current_modes():  # indices are real tensors, and some of their values are read
                 return func(*args, **(kwargs or {}))
-        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._grouped_mm.default:
+            out = _grouped_product(*args, **(kwargs or {}))
+        else:
+            out = func(*args, **(kwargs or {}))
         for leaf in pytree.tree_leaves(out):
             if isinstance(leaf, FakeTensor):
                 self._add(leaf)
