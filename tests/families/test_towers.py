@@ -227,7 +227,7 @@ def test_a_plan_counts_what_is_held_and_what_is_trained(source: Path) -> None:
     module = plain(source)
     text = sum(parameter.numel() for _, parameter in text_parameters(module))
     assert (sizes.parameters, sizes.held) == (text, sum(parameter.numel() for parameter in module.parameters()))
-    assert sizes.num_layers == 2
+    assert sizes.num_layers == module.config.get_text_config().num_hidden_layers
     assert {name for name, _, _ in sizes.linears} == {
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     }

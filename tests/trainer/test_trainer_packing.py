@@ -10,6 +10,7 @@ from trainer_toys import make_experience, make_experiences
 
 from sharpen.errors import CallError
 from sharpen.trainer.packing import Pack, pack
+from sharpen.types import Picture, PictureSpan
 
 
 def path_of(packed: Pack, index: int) -> list[int]:
@@ -70,6 +71,21 @@ def test_a_sequence_that_ends_inside_another_leaves_it_its_own_ids():
     for experiences in ([longer, shorter], [shorter, longer]):
         (packed,) = pack(experiences, 100, min_shared_tokens=1)
         assert packed.ids_N.tolist() == [5, 6, 7, 8, 9]
+
+
+def test_what_a_sequence_holds_behind_its_last_target_is_not_taken_for_that_of_another():
+    """The shorter one's second turn is not trained: neither its image nor its experts are the longer one's."""
+    longer = make_experience("g/0", [5, 6, 7, 8, 9, 10, 2], [(3, 7)], advantage=1.0)
+    shorter = make_experience("g/1", [5, 6, 7, 8, 99, 99, 2], [(3, 4)], advantage=-1.0)
+    span = PictureSpan(picture=Picture.of(b"second turn"), start=4, length=2)
+    routes_NLK = np.arange(6, dtype=np.uint8).reshape(6, 1, 1)
+    members = [replace(longer, routes_NLK=routes_NLK), replace(shorter, routes_NLK=routes_NLK[::-1], pictures=(span,))]
+    for order in (members, members[::-1]):
+        (packed,) = pack(order, 100, min_shared_tokens=1)
+        assert packed.ids_N.tolist() == [5, 6, 7, 8, 9, 10]
+        assert packed.shown == ()
+        assert packed.num_rerouted_tokens == 3
+        assert packed.routes_NLK[3:].ravel().tolist() == [3, 4, 5]
 
 
 def test_a_sequence_that_ends_inside_another_costs_nothing():
@@ -144,17 +160,6 @@ def test_sequences_without_loss_are_left_out_and_an_unpredicted_token_is_refused
     assert pack([silent], 100) == []
     with pytest.raises(CallError, match="g/0: its first token"):
         pack([make_experience("g/0", [7, 8, 9], [(0, 3)], advantage=1.0)], 100)
-
-
-def test_a_sequence_that_ends_within_another_changes_none_of_its_ids():
-    """The last target of the short one is where the long one has another token."""
-    long_ids, short_ids = list(range(10, 40)), [*range(10, 25), 50]
-    long = make_experience("g0/0", long_ids, [(12, 30)], advantage=1.0)
-    short = make_experience("g0/1", short_ids, [(12, 16)], advantage=-1.0)
-    for order in ([long, short], [short, long]):
-        (one,) = pack(order, 100)
-        assert one.ids_N.tolist() == long_ids[:-1]
-        assert sorted(one.targets_E.tolist()) == sorted([*long_ids[12:], *short_ids[12:]])
 
 
 def test_a_sequence_that_ends_within_another_changes_none_of_its_experts():

@@ -217,7 +217,8 @@ class _Builder:
         ids_N = np.zeros(end, np.int64)
         for number, path in indices.items():
             ids = _computed_ids(self._chosen[number])
-            ids_N[path[: len(ids)]] = ids  # a sequence may end within a run that others go on with
+            indices[number] = path[: len(ids)]  # a sequence may end within a run that others go on with
+            ids_N[indices[number]] = ids
         entries = _entries(self._chosen, indices, rollout_ids)
         return Pack(
             ids_N=ids_N,
