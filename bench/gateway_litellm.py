@@ -53,7 +53,7 @@ def serve() -> None:
 
 def request(key: str) -> bytes:
     """One call, as it goes over the wire."""
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {key}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n"
     return f"{head}content-type: application/json\r\ncontent-length: {len(BODY)}\r\n\r\n".encode() + BODY
 
 

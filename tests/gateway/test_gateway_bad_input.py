@@ -185,7 +185,7 @@ def test_a_client_that_does_not_read_holds_nobody_up(serve: Any) -> None:
     served = serve(lambda request: long if request.sampling.max_tokens == 77 else "hi")
     session, other = served.open("g/0"), served.open("g/1")
     body = json.dumps({**SAID["/v1/chat/completions"], "stream": True, "max_tokens": 77}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {session.model.api_key}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-api-key: {session.model.api_key}\r\n"
     port = int(session.model.base_url.split(":")[2].split("/")[0])
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)

@@ -173,7 +173,7 @@ def test_a_client_that_disconnects_within_its_body_causes_no_error(serve: Any, c
 
     async def main() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
         await writer.drain()
         writer.close()
         await writer.wait_closed()
