@@ -101,6 +101,13 @@ def test_a_crash_between_image_and_row_leaves_an_image_that_no_call_names(tmp_pa
     assert len(list((tmp_path / "images").iterdir())) == 2
 
 
+def test_what_could_not_be_written_leaves_nothing(tmp_path: Path) -> None:
+    folder = ImageFolder(tmp_path / "run.db")
+    with pytest.raises(TypeError):
+        folder.add([Picture(sha256="0" * 64, content="no bytes")])  # type: ignore[arg-type]
+    assert list((tmp_path / "images").iterdir()) == []
+
+
 def test_nothing_is_read_before_it_is_needed(tmp_path: Path, group: Group) -> None:
     with Journal(tmp_path / "run.db") as journal:
         journal.add(group)

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 from picture_toys import SEEING, draw, make_seeing_checkpoint, written
-from PIL import Image
+from PIL import Image, ImageOps
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
@@ -87,6 +87,40 @@ def test_a_photograph_is_turned_as_its_camera_says():
     exif = Image.Exif()
     exif[0x0112] = 6
     assert open_image(saved(Image.new("RGB", (20, 12)), "JPEG", exif=exif)).size == (12, 20)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_is_turned_as_pillow_does(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = saved(Image.open(io.BytesIO(draw(3, 24, 16).data)).convert("RGB"), "PNG", exif=exif)
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+    assert np.array_equal(np.asarray(open_image(data)), np.asarray(expected))
+
+
+def test_a_photograph_whose_exif_is_damaged_is_read():
+    """Its resolution is a text. Red when the EXIF is written anew, as Pillow's own turning does."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x010E] = "abcd"
+    data = saved(Image.new("RGB", (20, 12)), "JPEG", exif=exif)
+    data = data.replace(b"\x01\x0e\x00\x02", b"\x01\x1a\x00\x02").replace(b"\x0e\x01\x02\x00", b"\x1a\x01\x02\x00")
+    with pytest.raises(TypeError):
+        ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    assert open_image(data).size == (12, 20)
+
+
+def test_greys_of_16_bits_keep_their_shades():
+    ramp = Image.fromarray(np.linspace(0, 65535, 5).astype(np.uint16)[None])
+    assert np.asarray(open_image(saved(ramp, "PNG")))[0].tolist() == [[v, v, v] for v in (0, 63, 127, 191, 255)]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_what_is_transparent_is_white(mode):
+    image = Image.new("RGBA", (2, 1), (200, 0, 0, 0))
+    image.putpixel((1, 0), (90, 90, 90, 255))
+    pixels = np.asarray(open_image(saved(image.convert(mode), "PNG")))
+    assert pixels[0].tolist() == [[255, 255, 255], [90, 90, 90]]
 
 
 @pytest.mark.parametrize(

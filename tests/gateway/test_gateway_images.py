@@ -202,6 +202,7 @@ WRONG: list[tuple[str, Any, str]] = [
     (CHAT, {"type": "image_url", "image_url": {"url": "sha256:" + "0" * 64}}, "not fetched"),
     (CHAT, {"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "base64"),
     (CHAT, {"type": "image_url", "image_url": {"url": "data:image/png;base64,&&"}}, "base64"),
+    (CHAT, {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A " * (21 << 20)}}, "20 MiB at most"),
     (CHAT, {"type": "image_url", "image_url": {"url": None}}, "None"),
     (CHAT, {"type": "image_url"}, "None"),
     (RESPONSES, {"type": "input_image", "image_url": "http://example.com/a.png"}, "not fetched"),

@@ -41,7 +41,7 @@ def check_directory(bench: Bench, run_dir: Path, step: int, place: Place) -> Non
 
 BORDERS = (
     "self._start.begin(", "rule.step()", "self.version += 1", "values, alarms =", "self.supply.settle(",
-    "self.journal.add_step(progress", "self.progress = progress", "self._trainer.save(", "self._point_to_best(rec",
+    "self.journal.add_step(", "self.progress = progress", "self._trainer.save(", "self._point_to_best(rec",
 )  # fmt: skip
 """Lines at which a step passes from one state to the next."""
 

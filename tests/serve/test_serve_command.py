@@ -90,7 +90,7 @@ def test_a_taken_port_is_bad_input(toy_model_dir: Path, capsys):
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 40_960}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 40_960}))
     generation = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": 1}
     (folder / "generation_config.json").write_text(json.dumps(generation))
     return folder
@@ -140,7 +140,7 @@ def test_adapters_alone_are_refused_by_what_to_do(tmp_path: Path):
 
 
 def test_a_model_without_a_length_needs_one(model: Path):
-    (model / "config.json").write_text("{}")
+    (model / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     with pytest.raises(ConfigError, match="--max-model-len"):
         serving_config(find_model(str(model)), {})
     assert serving_config(find_model(str(model)), {"model.max_model_len": 99}).config.model.max_model_len == 99

@@ -141,6 +141,9 @@ def test_rows_that_are_too_long_are_dropped_or_refused(toy_model_dir):
         tutor(toy_model_dir, max_model_len=8, too_long="refuse").lesson(task(messages=SEEN))
 
 
+RECORDED_IMAGE = {"type": "image_url", "image_url": {"url": "sha256:" + "0" * 64}}
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [
@@ -153,6 +156,7 @@ def test_rows_that_are_too_long_are_dropped_or_refused(toy_model_dir):
         ({"messages": SEEN, "tools": "[{]"}, "'tools' is not JSON"),
         ({"messages": SEEN, "tools": [{"name": "f"}]}, "a tool must be a function with a name"),
         ({"messages": [SEEN[0], {"role": "assistant", "content": "a", "weight": 0}]}, "every message .* weight 0"),
+        ({"messages": [{"role": "user", "content": [RECORDED_IMAGE]}, *SEEN[1:]]}, "it has images"),
     ],
 )
 def test_a_row_that_cannot_be_taught_is_named(toy_model_dir, row, words):

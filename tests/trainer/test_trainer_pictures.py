@@ -1,5 +1,7 @@
 """Sequences with images train as each would by itself, with transformers' own forward pass over the pixels."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -130,6 +132,20 @@ def test_a_model_without_a_tower_cannot_score_images(seeing, toy_model_dir):
     blind = TrainedModel.load(toy_model_dir, dtype="float32", device=CPU)
     with pytest.raises(ModelError, match="sees no images"):
         blind.score(packed)
+
+
+@pytest.mark.parametrize("pixels", [256, 16384])
+def test_a_model_that_reads_images_at_another_size_cannot_score_them(seeing, tmp_path, pixels):
+    """A teacher with the original processor's settings, say: it has fewer tokens for an image, or more."""
+    folder, eyes = seeing("qwen3_vl")
+    (packed,) = pack(make_sequences(eyes), 10_000)
+    other = shutil.copytree(folder, tmp_path / "other")
+    settings = json.loads((other / "preprocessor_config.json").read_text())
+    settings["size"] = {"shortest_edge": pixels if pixels > 4096 else 64, "longest_edge": pixels}
+    (other / "preprocessor_config.json").write_text(json.dumps(settings))
+    teacher = TrainedModel.load(other, dtype="float32", device=CPU)
+    with pytest.raises(ModelError, match="must read images as the policy does"):
+        teacher.score(packed)
 
 
 def test_adapters_train_on_images_while_tower_and_weights_stay(seeing):

@@ -35,12 +35,9 @@ class ImageFolder:
             self.path.mkdir(exist_ok=True)
             for picture in missing:
                 _write(self.path / picture.sha256, picture.data)
-            with contextlib.suppress(OSError):  # not every file system can flush a folder
-                descriptor = os.open(self.path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+            _flush(self.path)
+            if not self._written:
+                _flush(self.path.parent)
         self._written.update(new)
 
     def picture(self, sha256: str) -> Picture:
@@ -88,8 +85,21 @@ def pictures_of(group: Group) -> list[Picture]:
 def _write(path: Path, content: bytes) -> None:
     """Write a file whole, or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _flush(folder: Path) -> None:
+    """Have a folder's names on disk, where the file system can do that."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -32,26 +32,51 @@ MAX_PIXELS = 64 * 2**20
 """Larger images are refused before they are unpacked: a file of a few kilobytes can hold gigabytes of pixels."""
 
 _CACHED_BYTES = 256 * 2**20
-_KEPT_TEXTS = 4096
+_KEPT_TEXTS = 256
 Features = Mapping[str, "torch.Tensor"]
 """What a model's `get_image_features` takes for one image, by argument."""
 
 
 def open_image(data: bytes) -> Image:
-    """Return an image file's pixels as RGB, upright. Raises `ImageError` if it cannot be read."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    """Return an image file's pixels as RGB, upright, on white where they are transparent. Raises `ImageError` if it
+    cannot be read."""
+    from PIL import ExifTags, Image, UnidentifiedImageError
 
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
             raise ImageError(f"an image of {image.width}x{image.height} pixels is too large: at most {MAX_PIXELS}")
-        return ImageOps.exif_transpose(image).convert("RGB")
+        return _turned(_rgb(image), image.getexif().get(ExifTags.Base.Orientation))
+    except ImageError:
+        raise
     except UnidentifiedImageError:
         raise ImageError(f"a file of {len(data)} bytes is no image that is read here ({', '.join(FORMATS)})") from None
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        if isinstance(error, ImageError):
-            raise
-        raise ImageError(f"an image of {len(data)} bytes cannot be decoded: {error}") from error
+    except Exception as error:  # decoders raise many kinds of errors for files that are damaged
+        raise ImageError(f"an image of {len(data)} bytes cannot be decoded: {error!r}") from error
+
+
+def _rgb(image: Image) -> Image:
+    """Return an image as 8 bits of red, green and blue. Pillow's own conversion cuts off greys of 16 bits, and shows
+    colours that are transparent."""
+    from PIL import Image
+
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        grey = np.asarray(image).clip(0, 65535) // 257
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    colours = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours).convert("RGB")
+
+
+def _turned(image: Image, orientation: object) -> Image:
+    """Return an image upright, by its EXIF's orientation. The rest of the EXIF, often damaged, is not looked at."""
+    from PIL import Image
+
+    turns = Image.Transpose
+    flips = (turns.FLIP_LEFT_RIGHT, turns.ROTATE_180, turns.FLIP_TOP_BOTTOM, turns.TRANSPOSE)
+    by_orientation = dict(enumerate((*flips, turns.ROTATE_270, turns.TRANSVERSE, turns.ROTATE_90), start=2))
+    return image.transpose(by_orientation[orientation]) if orientation in by_orientation else image
 
 
 class Eyes:
@@ -123,7 +148,7 @@ class Eyes:
         tensors: Features
         try:
             tensors, (text,) = self._processor.read([image])
-        except ValueError as error:  # such as its shape
+        except Exception as error:  # such as its shape
             raise ImageError(f"the model cannot read an image of {image.width}x{image.height}: {error}") from error
         with self._lock:
             self._texts[picture.sha256] = text

@@ -25,7 +25,7 @@ from sharpen.families.modules import decoder_of
 from sharpen.types import Picture
 
 _CACHED_BYTES = 256 * 2**20
-_KEPT_BLOCKS = 4096
+_KEPT_BLOCKS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +117,14 @@ class Sight:
 
     def _block(self, picture: Picture) -> tuple[IndexArray, int]:
         """Return the positions of a picture's patches, shape (3, I), and how many positions it takes."""
-        if picture.sha256 not in self._blocks:
+        block = self._blocks.get(picture.sha256)
+        if block is None:
             (grid,) = self.eyes.features(picture)["image_grid_thw"]
             block_3I = self._model.get_vision_position_ids(0, grid, 1, self._merge).numpy()
-            self._blocks[picture.sha256] = block_3I, int(grid[1:].max()) // self._merge
+            block = self._blocks[picture.sha256] = block_3I, int(grid[1:].max()) // self._merge
             if len(self._blocks) > _KEPT_BLOCKS:
                 self._blocks.popitem(last=False)
-        return self._blocks[picture.sha256]
+        return block
 
     def view(self, parts: Sequence[tuple[Picture, IndexArray, IndexArray]], places_4N: IndexArray | None) -> View:
         """Return the view of a pass. `parts` says for some pictures which of their image tokens are computed, and in
@@ -150,7 +151,7 @@ class Sight:
     def view_of(self, position_N: IndexArray, shown: Sequence[Shown]) -> View:
         """Return the view of a pass that computes all tokens of these pictures."""
         for one in shown:
-            if len(one.rows_N) > self.num_tokens(one.picture):
+            if len(one.rows_N) != self.num_tokens(one.picture):
                 raise ModelError(
                     f"an image has {len(one.rows_N)} tokens, but {self.num_tokens(one.picture)} for "
                     f"{self._module.name_or_path}: the model that is compared must read images as the policy does"

@@ -20,6 +20,7 @@ from sharpen.config.run import SupervisedConfig
 from sharpen.errors import DatasetError
 from sharpen.experience.merge import merge
 from sharpen.gateway.history import History, Prompt
+from sharpen.gateway.images import images_of
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, render_message
 from sharpen.supervised.rows import Conversation, Data, Pair, Text, read_row
@@ -95,6 +96,8 @@ class Tutor:
         history, calls = History(), list[Call]()
         try:
             rendered = [render_message(message, at) for at, message in enumerate(conversation.messages)]
+            if any(images_of(rendered)):
+                raise DatasetError(f"row {task.id}: it has images, which only rollouts are trained with")
             for at, message in enumerate(rendered):
                 if message["role"] != "assistant" or at < conversation.first:
                     continue
