@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -55,6 +56,17 @@ def test_exit_codes_tell_the_truth_in_one_line(error, code, config: Path, capsys
 
 def test_done_is_zero(config: Path):
     assert main(["run", "--config", str(config)], {"run": lambda arguments: DONE}) == 0
+
+
+def test_a_path_that_no_argument_names_keeps_its_traceback(config: Path, capsys):
+    """Such as that of a checkpoint, once a run is under way."""
+    for path in (config.parent / "runs" / "model.safetensors", "/nonexistent/model.safetensors", 3):
+        with pytest.raises(FileNotFoundError):
+            main(["run", "--config", str(config)], ending_with(FileNotFoundError(errno.ENOENT, "gone", path)))
+    for path in (config, config.parent):
+        error = FileNotFoundError(errno.ENOENT, "gone", str(path))
+        assert main(["run", "--config", str(config)], ending_with(error)) == BAD_INPUT
+        assert capsys.readouterr().err == f"sharpen: gone: {path}\n"
 
 
 def test_a_bug_of_ours_keeps_its_traceback(config: Path):

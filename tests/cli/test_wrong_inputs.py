@@ -31,7 +31,16 @@ def cut(path, size):
     path.write_bytes(path.read_bytes()[:size])
 
 
+def split(model, parts):
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+
+
 def test_a_whole_model_is_taken(model):
+    """What is not loaded may be missing: an index beside the whole weights, that of other weights."""
+    parts = json.dumps({"weight_map": {"a": "model-2-of-2.safetensors"}})
+    for name in ("model.safetensors.index.json", "model.fp16.safetensors.index.json"):
+        (model / name).write_text(parts)
     assert model_folder(str(model)) == model
 
 
@@ -49,14 +58,10 @@ def test_a_whole_model_is_taken(model):
             lambda model: (model / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]"),
             ("model.safetensors", "header"),
         ),
-        (
-            lambda model: (model / "model.safetensors.index.json").write_text(
-                json.dumps({"weight_map": {"a": "model-2-of-2.safetensors"}})
-            ),
-            ("model-2-of-2.safetensors", "missing"),
-        ),
+        (lambda model: split(model, {"a": "model-2-of-2.safetensors"}), ("model-2-of-2.safetensors", "missing")),
+        (lambda model: split(model, None), ("model.safetensors.index.json", "weight_map")),
     ],
-    ids=["no type", "empty", "deep", "tokenizer", "4", "header", "tensors", "no header", "shard"],
+    ids=["no type", "empty", "deep", "tokenizer", "4", "header", "tensors", "no header", "shard", "no map"],
 )
 def test_torn_files_of_a_model_are_named(model, damage, named):
     damage(model)

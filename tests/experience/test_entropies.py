@@ -55,6 +55,14 @@ def test_places_need_not_follow_each_other(tmp_path: Path) -> None:
     assert read(path, rollout, 1, 3) == {0: [None, 3.0]}
 
 
+def test_places_of_a_longer_call_of_the_same_name_are_left_out(tmp_path: Path) -> None:
+    """Those of another rollout with this id, which a resumed run made anew: before its prompt's end, and behind."""
+    path, rollout = tmp_path / "run.db", two_turns()
+    with Journal(path) as journal:
+        journal.add_step(1, 1, {}, entropies=[of(0, [1, 4, 9], [1.0, 2.0, 3.0])])
+    assert read(path, rollout, 1) == {0: [None, 2.0]}
+
+
 def test_a_step_that_is_trained_again_replaces_them(tmp_path: Path) -> None:
     path, rollout = tmp_path / "run.db", two_turns()
     with Journal(path) as journal:

@@ -213,6 +213,8 @@ def test_headers_that_do_not_arrive_are_given_up() -> None:
     assert asyncio.run(connected(b"GET / HT", b"TP/1.1\r\nhost:")) == [HEAD_TIMEOUT_S]
     assert asyncio.run(connected(whole)) == [5]  # uvicorn's, until the next request begins
     assert asyncio.run(connected(whole, b"G")) == [HEAD_TIMEOUT_S]
+    refused = b"POST / HTTP/1.1\r\ncontent-length: 1000\r\n\r\n"  # which is answered before its body is there
+    assert asyncio.run(connected(refused, b"half of it")) == [HEAD_TIMEOUT_S]
 
 
 def test_requests_of_a_key_beyond_its_bound_are_told_to_come_back(serve: Any) -> None:

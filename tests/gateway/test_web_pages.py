@@ -41,9 +41,7 @@ def test_what_a_page_sends_is_refused(serve: Any, headers: dict[str, str], liste
     assert preflight.status_code == 403
 
 
-@pytest.mark.parametrize(
-    "host", ["site.example", "site.example:8000", "192.0.2.7", "localhost.site.example", "[::2]:1"]
-)
+@pytest.mark.parametrize("host", ["site.example", "site.example:8000", "192.0.2.7.example", "localhost.site.example"])
 def test_another_name_that_leads_to_the_loopback_is_refused(serve: Any, host: str) -> None:
     refused = ask(serve("hi").open(), {"host": host})
     assert refused.status_code == 403
@@ -54,10 +52,13 @@ def test_another_name_that_leads_to_the_loopback_is_refused(serve: Any, host: st
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "LocalHost:1", "127.0.0.1:9", "127.9.9.9", "[::1]:9", "a.localhost.", "host.docker.internal:1", ""],
+    [
+        *("localhost", "LocalHost:1", "127.0.0.1:9", "[::1]:9", "a.localhost.", "host.docker.internal:1", ""),
+        *("0.0.0.0:8000", "10.0.2.2:8000", "[::ffff:127.0.0.1]:9"),
+    ],
 )
-def test_names_of_the_loopback(host: str) -> None:
-    """Those by which Docker's and Podman's containers know a host are among them."""
+def test_names_that_no_page_can_lead_here(host: str) -> None:
+    """Those by which Docker's and Podman's containers know a host are among them, and all addresses."""
     assert refusal([(b"host", host.encode())], loopback=True) is None
 
 

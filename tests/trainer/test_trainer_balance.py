@@ -52,6 +52,25 @@ def test_by_hand_with_sigmoids_divided_by_their_sum():
     assert balance.value == pytest.approx(7 / 6)
 
 
+def test_small_imbalances_are_not_rounded_away():
+    """Under bfloat16's autocast the gradient is the same. Red when the means are a product, which autocast rounds."""
+    generator = torch.Generator().manual_seed(0)
+    logits_NE = torch.randn(64, 8, generator=generator)
+    shares_E = 1 / 8 + 0.001 * torch.randn(8, generator=generator)
+    weights_N = torch.full((64,), 1 / 64)
+
+    def gradient(autocast):
+        own_NE = logits_NE.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            balance = Balance(coef=1.0, weights_N=weights_N, shares_LE=shares_E[None])
+            added_NE = balance.add(own_NE, 0, by_sigmoid=False)
+        added_NE.backward(torch.zeros_like(added_NE))
+        return own_NE.grad
+
+    assert gradient(False).abs().max() > 0
+    assert torch.equal(gradient(True), gradient(False))
+
+
 def test_choices_are_counted_by_layer_each_token_as_often_as_it_counts():
     routes_NLK = np.array([[[0, 1], [2, 0]], [[1, 2], [2, 1]]], np.uint8)
     counted = count_choices(routes_NLK, np.array([1, 3]), 3)

@@ -107,10 +107,21 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Run] | None =
         _print_error("\n".join([*getattr(error, "__notes__", ()), f"sharpen: {error}"]))
         return BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED
     except OSError as error:
-        if error.errno not in _WRONG_PATH or error.filename is None:
+        if not _is_named(error, arguments):
             raise
         _print_error(f"sharpen: {error.strerror}: {os.fspath(error.filename)}")
         return BAD_INPUT
+
+
+def _is_named(error: OSError, arguments: argparse.Namespace) -> bool:
+    """Whether an argument names the path that an error is about, or one below it: all others are not the user's, and
+    need their traceback."""
+    if error.errno not in _WRONG_PATH or not isinstance(error.filename, str | os.PathLike):
+        return False
+    path = Path(error.filename).absolute()
+    values = [one for value in vars(arguments).values() for one in (value if isinstance(value, list) else [value])]
+    named = [Path(one).absolute() for one in values if isinstance(one, str | Path)]
+    return any(path == one or path in one.parents for one in named)
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:

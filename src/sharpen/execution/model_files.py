@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from sharpen.errors import ModelError
 
@@ -63,10 +64,8 @@ def broken_files(folder: Path) -> list[str]:
             continue
         if path.name == "config.json" and not (isinstance(content, dict) and content.get("model_type")):
             problems.append("config.json: it has no model_type")
-        if path.name.endswith(".safetensors.index.json"):
-            named = set(content.get("weight_map", {}).values()) if isinstance(content, dict) else set()
-            missing = sorted(str(name) for name in named if not (folder / str(name)).is_file())
-            problems += [f"{path.name} names {name}, which is missing" for name in missing]
+        if path.name == "model.safetensors.index.json" and not (folder / "model.safetensors").exists():
+            problems += [f"{path.name} {problem}" for problem in _missing_parts(folder, content)]
     for path in sorted(folder.glob("*.safetensors")):
         try:
             if reason := _torn(path):
@@ -74,6 +73,15 @@ def broken_files(folder: Path) -> list[str]:
         except OSError as error:
             problems.append(f"{path.name}: {error.strerror}")
     return problems
+
+
+def _missing_parts(folder: Path, index: Any) -> list[str]:
+    """Return what an index of weights names that is not there."""
+    parts = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(parts, dict):
+        return ["has no weight_map"]
+    names = sorted({str(name) for name in parts.values()})
+    return [f"names {name}, which is missing" for name in names if not (folder / name).is_file()]
 
 
 def _torn(path: Path) -> str:

@@ -57,6 +57,8 @@ def _of_call(rollout: Rollout, index: int, first: int, places: bytes | None, sto
     call = rollout.calls[index]
     values_S = np.frombuffer(stored, _HALF_BYTES).astype(np.float32)
     places_S = np.arange(first, first + len(values_S)) if places is None else ints(places)
+    sampled_S = places_S - len(call.prompt_ids_P)
     entropies_S = np.full(len(call.sampled_ids_S), np.nan, np.float32)
-    entropies_S[places_S - len(call.prompt_ids_P)] = values_S
+    own = (sampled_S >= 0) & (sampled_S < len(entropies_S))  # an undone step's rollout of this id may be another
+    entropies_S[sampled_S[own]] = values_S[own]
     return entropies_S

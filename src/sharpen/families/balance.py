@@ -46,10 +46,11 @@ class Balance:
     def add(self, logits_NE: torch.Tensor, layer: int, *, by_sigmoid: bool) -> torch.Tensor:
         """Return the logits of a layer's router, with the gradient of the loss added to theirs."""
         num_layers, num_experts = self.shares_LE.shape
-        exact_NE = logits_NE.float()
-        scores_NE = exact_NE.sigmoid() if by_sigmoid else exact_NE.softmax(-1)
-        mean_E = self.weights_N @ (scores_NE / scores_NE.sum(-1, keepdim=True))
-        loss = num_experts * (mean_E * self.shares_LE[layer]).sum()
+        with torch.autocast(logits_NE.device.type, enabled=False):  # bfloat16 would lose small imbalances
+            exact_NE = logits_NE.float()
+            scores_NE = exact_NE.sigmoid() if by_sigmoid else exact_NE.softmax(-1)
+            mean_E = self.weights_N @ (scores_NE / scores_NE.sum(-1, keepdim=True))
+            loss = num_experts * (mean_E * self.shares_LE[layer]).sum()
         self.values.append(loss.detach())
         added: torch.Tensor = _AddLoss.apply(logits_NE, self.coef / num_layers * loss)  # type: ignore[no-untyped-call]
         return added

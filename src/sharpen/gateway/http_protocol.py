@@ -73,8 +73,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._idle_bytes = 0
         elif self._idle_bytes > self._max_header_bytes:
             self.send_400_response("The request's headers are too long.")
-        elif self._waiting is None and (self.cycle is None or self.cycle.response_complete):
-            self._wait_for_headers()
+            return
+        if self._waiting is None and (self.cycle is None or self.cycle.response_complete):
+            self._wait_for_headers()  # also for the rest of a body whose request was refused
 
     def _stay(self, rest: bytes) -> None:
         """Answer a request that asks for another protocol (HTTP/2, by Java's client) as if it did not: the parser would

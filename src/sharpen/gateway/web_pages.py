@@ -52,8 +52,8 @@ def refusal(headers: Iterable[tuple[bytes, bytes]], *, loopback: bool) -> str | 
 
 
 def _is_here(authority: str) -> bool:
-    """Whether a `Host` names this machine's loopback, or none at all. Names below `internal`, by which containers know
-    their host, are nobody's on the internet."""
+    """Whether a `Host` may lead to this machine without a page's doing: an address, a name of the loopback, or none at
+    all. Names below `internal`, by which containers know their host, are nobody's on the internet."""
     host = authority.strip().lower()
     if host.startswith("["):
         host = host[1:].partition("]")[0]
@@ -63,6 +63,7 @@ def _is_here(authority: str) -> bool:
     if host in ("", "localhost") or host.endswith((".localhost", ".internal")):
         return True
     try:
-        return ip_address(host).is_loopback
+        ip_address(host)
     except ValueError:
         return False
+    return True
