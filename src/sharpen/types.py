@@ -8,6 +8,7 @@ tokens of a call or sequence, L layers with experts, K experts of a token.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -129,6 +130,11 @@ class Picture:
             return "image/webp"
         found = [kind for start, kind in _FIRST_BYTES.items() if data.startswith(start)]
         return found[0] if found else "application/octet-stream"
+
+    @property
+    def data_url(self) -> str:
+        """The picture as a data URL."""
+        return f"data:{self.media_type};base64,{base64.b64encode(self.data).decode()}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel with the content: another machine has no such path."""
