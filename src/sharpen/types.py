@@ -149,7 +149,8 @@ def _whole_picture(sha256: str, content: bytes) -> Picture:
 class PictureSpan:
     """The tokens of a prompt that stand for a picture: those of positions `start` .. `stop` - 1.
 
-    The first and the last of them are image tokens; some models have other tokens between (ends of rows).
+    The first and the last of them are image tokens; some models have other tokens between (ends of rows). Where another
+    server's calls are recorded, both numbers are 0: it does not say which tokens they are.
     """
 
     picture: Picture

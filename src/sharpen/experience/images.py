@@ -56,8 +56,9 @@ def with_data(message: Mapping[str, Any], call: Call) -> dict[str, Any]:
 
     def whole(part: Any) -> Any:
         source = part.get("image_url") if isinstance(part, Mapping) else None
-        picture = pictures.get(str(source.get("url"))) if isinstance(source, Mapping) else None
-        return part if picture is None else {"type": "image_url", "image_url": {"url": picture.data_url}}
+        if not isinstance(source, Mapping) or (picture := pictures.get(str(source.get("url")))) is None:
+            return part
+        return {**part, "image_url": {**source, "url": picture.data_url}}
 
     return {**message, "content": [whole(part) for part in content]}
 
