@@ -8,6 +8,7 @@ tokens of a call or sequence, L layers with experts, K experts of a token.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -130,6 +131,11 @@ class Picture:
         found = [kind for start, kind in _FIRST_BYTES.items() if data.startswith(start)]
         return found[0] if found else "application/octet-stream"
 
+    @property
+    def data_url(self) -> str:
+        """The picture as a data URL."""
+        return f"data:{self.media_type};base64,{base64.b64encode(self.data).decode()}"
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel with the content: another machine has no such path."""
         return _whole_picture, (self.sha256, self.data)
@@ -143,7 +149,8 @@ def _whole_picture(sha256: str, content: bytes) -> Picture:
 class PictureSpan:
     """The tokens of a prompt that stand for a picture: those of positions `start` .. `stop` - 1.
 
-    The first and the last of them are image tokens; some models have other tokens between (ends of rows).
+    The first and the last of them are image tokens; some models have other tokens between (ends of rows). Where another
+    server's calls are recorded, both numbers are 0: it does not say which tokens they are.
     """
 
     picture: Picture

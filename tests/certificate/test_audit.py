@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sharpen.algorithm.presets import PRESETS
 from sharpen.certificate.checks import MEANING, sentence
 from sharpen.experience.draw import Batch, make_batch
-from sharpen.types import Call, CallStatus, Check, Experience, Group, Outcome
+from sharpen.types import Call, CallStatus, Check, Experience, Group, Outcome, Picture, PictureSpan
 
 GRPO = PRESETS["grpo"]
 
@@ -81,6 +81,25 @@ def test_a_prompt_that_was_changed_is_found() -> None:
     group = group_of_two()
     batch = changed(make_batch([group], GRPO), 0, edited("ids_T", 0, 77))
     assert checks(group, batch)["ids"].broken == 2  # the first call's prompt, and the second's, which begins with it
+
+
+def test_images_that_were_lost_or_swapped_are_found_and_named() -> None:
+    """All images of one size have the same ids. Red when the digest of a call's ids leaves its images out."""
+    span = PictureSpan(picture=Picture.of(b"red"), start=1, length=1)
+    seeing = make_group(
+        [make_rollout([make_call(0, [1, 2], [3], pictures=(span,))], float(i), index=i) for i in (0, 1)]
+    )
+    batch = make_batch([seeing], GRPO)
+    assert not checks(seeing, batch)["ids"].broken
+    blue = replace(span, picture=Picture.of(b"blue"))
+    for pictures, told in (
+        ((), "0 images instead of 1"),
+        ((blue,), f"image 0 is {blue.picture.sha256[:12]} at tokens 1 to 1 instead of {span.picture.sha256[:12]}"),
+        ((replace(span, start=0),), "image 0 is"),
+    ):
+        found = checks(seeing, changed(batch, 0, lambda one, pictures=pictures: replace(one, pictures=pictures)))["ids"]
+        assert found.broken == 1
+        assert str(found.first).startswith(f"rollout g/0, call 0: {told}")
 
 
 def test_a_call_that_is_trained_twice_or_never_is_found() -> None:

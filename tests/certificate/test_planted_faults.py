@@ -28,7 +28,7 @@ from sharpen.certificate.certify import certify
 from sharpen.certificate.checks import MEANING
 from sharpen.config.load import ResolvedConfig
 from sharpen.experience.draw import Batch
-from sharpen.types import Call, CallStatus, Experience, Group
+from sharpen.types import Call, CallStatus, Experience, Group, Picture, PictureSpan
 
 Batches = tuple[Batch, ...]
 Groups = list[Group]
@@ -182,6 +182,14 @@ def own_ids(one: Experience) -> np.ndarray:
     return np.where(np.arange(len(one.ids_T)) == len(one.ids_T) - 1, 99, one.ids_T).astype(np.int32)
 
 
+def shown(content: bytes, start: int = 1) -> tuple[PictureSpan, ...]:
+    """An image of one token in the prompt of every call."""
+    return (PictureSpan(picture=Picture.of(content), start=start, length=1),)
+
+
+seeing = calls_changed(lambda call: replace(call, pictures=shown(b"red")))
+
+
 A0, A1, D0 = "step-0/a/0", "step-0/a/1", "step-0/d/0"
 
 FAULTS = {
@@ -233,6 +241,13 @@ FAULTS = {
         change=each(arrays(logprobs_T=lambda one: one.logprobs_T - np.float32(0.5))), found=("records",)
     ),
     "another sampled id": Fault(change=each(arrays(ids_T=own_ids), of(A0)), found=("ids",)),
+    "images dropped": Fault(records=seeing, change=each(lambda one: replace(one, pictures=())), found=("ids",)),
+    "images swapped": Fault(
+        records=seeing, change=each(lambda one: replace(one, pictures=shown(b"blue")), of(A0)), found=("ids",)
+    ),
+    "images in another place": Fault(
+        records=seeing, change=each(lambda one: replace(one, pictures=shown(b"red", 2)), of(A0)), found=("ids",)
+    ),
     "each minibatch normalized twice": Fault(change=twice, found=("token_weights",)),
     "normalized over the step instead of the update": Fault(
         drawn_settings={"trainer.num_minibatches": 1}, found=("token_weights", "updates")
@@ -281,6 +296,9 @@ def test_what_faults_are_planted_in_holds_without_them(tmp_path: Path) -> None:
     batches = draw(groups, run)
     assert not [check for check in online(groups, batches, run) if check.broken]
     found = certify(leave(tmp_path / "run", groups, batches, run), logprobs=False)
+    assert found.holds, found.problems
+    with_images = seeing(groups)
+    found = certify(leave(tmp_path / "seen", with_images, draw(with_images, run), run), logprobs=False)
     assert found.holds, found.problems
     checked = {check.name: check.checked for check in found.checks}
     num_calls = sum(len(rollout.calls) for group in groups for rollout in group.rollouts if rollout.scored)

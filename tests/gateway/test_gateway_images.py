@@ -130,6 +130,24 @@ def test_a_stored_response_is_continued_with_its_picture(seeing: Any) -> None:
     assert (two.parent, two.pictures) == (0, one.pictures)
 
 
+def test_stored_responses_keep_references_and_give_their_input_back_with_its_images(seeing: Any) -> None:
+    """Red when the input is stored as it came: each of many turns would hold the images of all before."""
+    session, picture = seeing().open(), draw(3, 64, 64)
+    call = {"type": "function_call", "call_id": "call_1", "name": "shoot", "arguments": "{}"}
+    shot = {"type": "function_call_output", "call_id": "call_1", "output": [part(RESPONSES, picture.data)]}
+    asked = body(RESPONSES, ["look", part(RESPONSES, picture.data)])
+    asked["input"] += [call, shot]
+    stored = post(session, RESPONSES, asked).json()
+    (kept,) = session.memory.responses.values()
+    assert len(json.dumps(kept.input_items)) < 1000 < len(data_url(picture.data))
+    headers = {"authorization": f"Bearer {session.model.api_key}"}
+    url = f"{session.model.base_url}{RESPONSES}/{stored['id']}/input_items?order=asc"
+    message, _, output = httpx.get(url, headers=headers, timeout=600).json()["data"]
+    assert message["content"] == asked["input"][0]["content"]
+    assert output["output"] == shot["output"]
+    assert len(session.close()) == 1
+
+
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
 def test_a_tool_s_result_may_hold_an_image(seeing: Any, path: str) -> None:
     session, picture = seeing().open(), draw(4)

@@ -20,6 +20,7 @@ from sharpen.rollout.refill import StepRollouts
 from sharpen.serve.front import Front
 from sharpen.serve.sessions import FORGOTTEN_S, Sessions
 from sharpen.serve.visit import MAX_TOKENS, Visit
+from sharpen.types import Task
 
 KEY = "the key"
 ASK = json.dumps({"messages": [{"role": "user", "content": "hi"}], "model": "toy"}).encode()
@@ -151,6 +152,29 @@ def test_what_could_not_be_written_is_written_the_next_time(server, tmp_path):
     with serving(tmp_path) as again:
         assert again.metric("rated") == 1
         assert len(Visit.from_bytes(file.read_bytes()).before) == 1
+
+
+def test_requests_need_not_wait_for_what_is_packed_and_what_they_change_is_written_the_next_time(server):
+    """Red when `save` packs files under the lock that `enter` and `rate` take."""
+
+    class Watched(Visit):
+        def to_bytes(self) -> bytes:
+            waiting.append(server.sessions._lock.locked())
+            if rewards and not waiting[-1]:
+                server.say("/feedback", session=self.id, reward=rewards.pop(), end=True)
+            return super().to_bytes()
+
+    waiting, rewards = [], [0.25, 0.75]
+    visit = Watched.new(Task(id="t", index=0, row={}), 0)
+    server.sessions._visits[visit.id] = server.sessions._by_key[visit.key] = visit
+    server.call(visit.key)
+    for reward in (None, 0.75, 0.25):  # of the file: the first is open, the others have ended
+        server.sessions.save()
+        written = Visit.from_bytes(server.sessions._file(visit).read_bytes())
+        assert (written.reward, len(written.before), len(written.names)) == (reward, 1, 1)
+        assert visit.changed == bool(reward != 0.25)
+    assert waiting == [False, False, False]
+    assert [one.id for one in server.sessions.rated()] == [visit.id]
 
 
 def test_the_shared_session_of_the_servers_key_is_bounded(server):

@@ -36,7 +36,7 @@ from sharpen.certificate.delivery import ids_digest, recorded_digest
 from sharpen.certificate.expectation import TRAINED, Expectation, ExpectedCall, carries_loss, expect, is_eligible
 from sharpen.certificate.rules import Rules
 from sharpen.experience.records import Delivery, LossSpan
-from sharpen.types import Call, CallStatus, Check, Experience, Group, Rollout
+from sharpen.types import Call, CallStatus, Check, Experience, Group, PictureSpan, Rollout
 
 ZERO_MEAN_TOLERANCE = 1e-5
 """How far the mean advantage of a group may be from 0, relative to its largest advantage (float32 arithmetic)."""
@@ -189,7 +189,7 @@ def _check_call(tally: CheckTally, span: LossSpan, call: Call, oldest: int, newe
     tally.add(MASK, None if whole and carries_loss(call) else f"{where}, token {_first_astray(at_S, start)}", count)
     if not whole:
         return
-    same = span.ids == ids_digest(call.prompt_ids_P, call.sampled_ids_S)
+    same = span.ids == ids_digest(call.prompt_ids_P, call.sampled_ids_S, pictures=call.pictures)
     in_prompt, in_sampled = (None, None) if same else _changed_ids(span.source, call, where)
     tally.add(IDS, in_prompt, start)
     tally.add(IDS, in_sampled, count)
@@ -275,13 +275,31 @@ def _first_astray(at_S: np.ndarray, start: int) -> int:
 
 
 def _changed_ids(source: Experience | None, call: Call, where: str) -> tuple[str | None, str | None]:
-    """Describe where the trained ids differ from the recorded ones: in the prompt, and among the sampled ids."""
+    """Describe where the trained ids differ from the recorded ones: in the prompt, with its images, and among the
+    sampled ids."""
     start = len(call.prompt_ids_P)
     if source is None:
-        return f"{where}: the ids differ from the recorded ones", None
+        return f"{where}: the ids{' or the images' * bool(call.pictures)} differ from the recorded ones", None
     sampled = source.ids_T[start : start + len(call.sampled_ids_S)]
     in_prompt = _first_difference(source.ids_T[:start], call.prompt_ids_P, where, 0)
-    return in_prompt, _first_difference(sampled, call.sampled_ids_S, where, start)
+    in_sampled = _first_difference(sampled, call.sampled_ids_S, where, start)
+    if in_prompt is None and in_sampled is None:
+        in_prompt = _changed_pictures(source, call, where)
+    return in_prompt, in_sampled
+
+
+def _changed_pictures(source: Experience, call: Call, where: str) -> str:
+    """Describe which images differ from the recorded ones, where all ids are equal."""
+    end = len(call.prompt_ids_P) + len(call.sampled_ids_S)
+    shown = [span for span in source.pictures if span.start < end]
+    for number, (found, recorded) in enumerate(zip(shown, call.pictures, strict=False)):
+        if found != recorded:
+            return f"{where}: image {number} is {_shown(found)} instead of {_shown(recorded)}"
+    return f"{where}: {len(shown)} images instead of {len(call.pictures)}"
+
+
+def _shown(span: PictureSpan) -> str:
+    return f"{span.picture.sha256[:12]} at tokens {span.start} to {span.stop - 1}"
 
 
 def _changed_records(span: LossSpan, call: Call, where: str) -> str:

@@ -16,7 +16,7 @@ REPLAY, FAILURES, ACCOUNTED, GROUPS, WEIGHTS = "replay", "failures", "accounted"
 TAKES_PART, ADVANTAGES, TOKEN_WEIGHTS = "takes_part", "advantages", "token_weights"
 UPDATES, OWNERS = "updates", "owners"
 MEANING: Mapping[str, str] = {
-    IDS: "the ids trained on are the ids that were prompted and sampled",
+    IDS: "the ids trained on are the ids that were prompted and sampled, with their images",
     MASK: "every sampled token of every trainable call carries loss exactly once, and nothing else does",
     RECORDS: "logprob, version, temperature and experts of every loss token are the recorded ones, and finite",
     TAKES_PART: "every trainable call of every rollout that takes part is trained, and no other call is",

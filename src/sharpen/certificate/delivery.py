@@ -1,21 +1,21 @@
 """Describe what the trainer receives in a step, in the form that is checked, stored and checked again offline.
 
 In: the batches of a step, one for each update. Out: a `Delivery`: for each call that carries loss, the positions and
-weights of its tokens and digests of its ids and records; and what happened to each group.
+weights of its tokens and digests of its ids (with its pictures) and records; and what happened to each group.
 
 Shape suffixes: T tokens of a sequence, S loss tokens of a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
 import numpy as np
 
 from sharpen.experience.records import Delivery, GroupPlace, LossSpan
-from sharpen.types import Call, Constraint, Experience
+from sharpen.types import Call, Constraint, Experience, PictureSpan
 
 _DIGEST_BYTES = 16
 
@@ -63,11 +63,12 @@ def _spans(experience: Experience, update: int, sequence: int) -> Iterator[LossS
     for _, call in ordered:
         at_S = places_T[calls == call] if len(ordered) > 1 else places_T
         last = int(at_S[-1]) + 1
+        shown = [span for span in experience.pictures if span.start < last]
         if last > until:
             ids.update(_bytes(experience.ids_T[until:last], "<i4"))
-            until, digest = last, ids.copy().digest()
+            until, digest = last, _with_pictures(ids.copy(), shown)
         else:
-            digest = ids_digest(experience.ids_T[:last])
+            digest = ids_digest(experience.ids_T[:last], pictures=shown)
         yield LossSpan(
             update=update,
             sequence=sequence,
@@ -89,11 +90,18 @@ def _spans(experience: Experience, update: int, sequence: int) -> Iterator[LossS
         )
 
 
-def ids_digest(*ids: np.ndarray) -> bytes:
-    """Return a digest of token ids, concatenated."""
+def ids_digest(*ids: np.ndarray, pictures: Iterable[PictureSpan] = ()) -> bytes:
+    """Return a digest of token ids, concatenated, and of the pictures that they stand for: the image tokens of all
+    pictures have one id."""
     digest = blake2b(digest_size=_DIGEST_BYTES)
     for part in ids:
         digest.update(_bytes(part, "<i4"))
+    return _with_pictures(digest, pictures)
+
+
+def _with_pictures(digest: blake2b, pictures: Iterable[PictureSpan]) -> bytes:
+    for span in pictures:
+        digest.update(f"{span.picture.sha256} {span.start} {span.length}\n".encode())
     return digest.digest()
 
 

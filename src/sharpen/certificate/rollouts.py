@@ -104,19 +104,20 @@ def expected_delivery(
     that the recorded statuses of its groups can still be checked."""
     spans = []
     for number, expected_call in enumerate(expected.calls.values()):
-        start, count = len(expected_call.call.prompt_ids_P), len(expected_call.call.sampled_ids_S)
+        call = expected_call.call
+        start, count = len(call.prompt_ids_P), len(call.sampled_ids_S)
         spans.append(
             LossSpan(
                 update=expected_call.update,
                 sequence=number,
                 group_id=expected_call.group_id,
                 rollout_id=expected_call.rollout_id,
-                call=expected_call.call.index,
+                call=call.index,
                 places_S=np.arange(start, start + count, dtype=np.int32),
                 advantages_S=np.full(count, expected_call.advantage, np.float32),
                 weights_S=np.full(count, expected_call.weight, np.float32),
-                ids=ids_digest(expected_call.call.prompt_ids_P, expected_call.call.sampled_ids_S),
-                records=recorded_digest(expected_call.call),
+                ids=ids_digest(call.prompt_ids_P, call.sampled_ids_S, pictures=call.pictures),
+                records=recorded_digest(call),
             )
         )
     places = []

@@ -6,7 +6,6 @@ leaves at most a file that no call names; and pictures whose content is read whe
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import sqlite3
@@ -54,11 +53,9 @@ def with_data(message: Mapping[str, Any], call: Call) -> dict[str, Any]:
 
     def whole(part: Any) -> Any:
         source = part.get("image_url") if isinstance(part, Mapping) else None
-        picture = pictures.get(str(source.get("url"))) if isinstance(source, Mapping) else None
-        if picture is None:
+        if not isinstance(source, Mapping) or (picture := pictures.get(str(source.get("url")))) is None:
             return part
-        encoded = base64.b64encode(picture.data).decode()
-        return {"type": "image_url", "image_url": {"url": f"data:{picture.media_type};base64,{encoded}"}}
+        return {**part, "image_url": {**source, "url": picture.data_url}}
 
     return {**message, "content": [whole(part) for part in content]}
 

@@ -163,8 +163,8 @@ class TaughtRow:
 class LossSpan:
     """The loss tokens of one call in one sequence, as passed to the trainer: the number of the update in the step and
     of the sequence in the update (both from 0), and the tokens' positions (S), advantages and weights. `ids` is a
-    digest of the sequence's ids up to the last of these tokens, `records` a digest of their logprobs, versions and
-    temperatures. `source` is the sequence itself; it is not stored."""
+    digest of the sequence's ids up to the last of these tokens, and of the images there; `records` is one of their
+    logprobs, versions and temperatures. `source` is the sequence itself; it is not stored."""
 
     update: int
     sequence: int

@@ -243,7 +243,7 @@ class Gateway:
             request, _ = await self._parse(session, raw, messages.parse_count)
             return json_reply({"input_tokens": await self._beside(raw, self._count, session, request)})
         if (name := response_id(route)) is not None:
-            return self._stored(session, name, raw)
+            return await self._stored(session, name, raw)
         if route[0] == "GET" and route[1].startswith("/models/"):
             raise ApiError(
                 f"The model {short_repr(route[1][8:])} does not exist: this key is for {self.model_name!r}.",
@@ -253,12 +253,15 @@ class Gateway:
             )
         raise not_found(raw.method, raw.path)
 
-    def _stored(self, session: Session, name: str, raw: RawRequest) -> Reply:
+    async def _stored(self, session: Session, name: str, raw: RawRequest) -> Reply:
         stored = session.memory.responses.get(name)
         if stored is None:
             raise ApiError(f"Response with id {short_repr(name)} not found.", status=404, code="not_found")
         if raw.path.rstrip("/").endswith(INPUT_ITEMS):
-            return json_reply(input_page(stored.input_items, raw.query))
+            items, pictures = stored.input_items, session.memory.pictures
+            return await self.loop.run_in_executor(
+                self._threads, lambda: json_reply(input_page(items, raw.query, pictures))
+            )
         if raw.method == "GET":
             return json_reply(stored.body)
         del session.memory.responses[name]

@@ -98,6 +98,7 @@ class ImageReader:
         self._album = album or Album()
         self._memory = memory or Memory()
         self._num_images = 0
+        self._references: dict[str, str] = {}
 
     def from_url(self, url: Any, where: str) -> dict[str, Any]:
         """Return the part for a data URL."""
@@ -114,7 +115,13 @@ class ImageReader:
             )
         if not head.lower().endswith(";base64"):
             raise _invalid(f"{where}: the data URL must be in base64 ('data:image/png;base64,...').", where)
-        return self._part(text, where)
+        part = self._part(text, where)
+        self._references[url] = part["image_url"]["url"]
+        return part
+
+    def reference_of(self, url: str) -> str:
+        """Return what stands for a data URL that was read; another URL as it is."""
+        return self._references.get(url, url)
 
     def from_base64(self, text: Any, where: str) -> dict[str, Any]:
         """Return the part for the content of an image in base64."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from sharpen.gateway.routes import CHAT
 from sharpen.record.asked import LOGPROBS, TOKEN_IDS, Asked
-from sharpen.types import Call, CallStatus, FinishReason, Span
+from sharpen.types import Call, CallStatus, FinishReason, PictureSpan, Span
 
 _REASONS: Mapping[str, FinishReason] = {"length": "length", "abort": "abort"}
 """Finish reasons by OpenAI's names; with all others the model stopped by itself."""
@@ -79,6 +79,7 @@ class Answer:
         """Yield the call of each choice, from index `first` on; parents are still to be found. The other arguments
         are the fields of `Call`, but for `delivered`: whether the agent has the whole answer."""
         prompts = [self._prompt_of(choice) for choice in self._choices.values()]
+        messages, pictures = self._asked.messages()
         several = len(prompts) > 1 and all(one == prompts[0] for one in prompts)  # several prompts: no alternatives
         for number, (_, choice) in enumerate(sorted(self._choices.items())):
             ids_S = np.asarray(choice.ids_S or (), np.int32) if self.has_ids else np.zeros(0, np.int32)
@@ -93,7 +94,7 @@ class Answer:
                 sampling=self._asked.sampling,
                 finish_reason=_finish_reason(choice),
                 status=CallStatus.USED if delivered else CallStatus.ABANDONED,
-                messages=self._asked.messages,
+                messages=messages,
                 tools=self._asked.tools,
                 response=_response(choice.message),
                 seconds=seconds,
@@ -102,6 +103,7 @@ class Answer:
                 agent=agent,
                 model=self.model or str(self._asked.given.get("model") or ""),
                 span=span,
+                pictures=tuple(PictureSpan(picture=picture, start=0, length=0) for picture in pictures),
             )
 
     def _prompt_of(self, choice: Choice) -> list[int] | None:

@@ -5,15 +5,17 @@ In: the route and the body of a request. Out: `Asked`: the body to forward, and 
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sharpen.gateway.body import decode
+from sharpen.gateway.images import reference
 from sharpen.gateway.requests import ApiError
 from sharpen.gateway.routes import CHAT, COMPLETIONS, Route
-from sharpen.types import PROMPT_ROLE, Sampling
+from sharpen.types import PROMPT_ROLE, Picture, Sampling
 
 TOKEN_IDS, LOGPROBS = "return_token_ids", "logprobs"
 ADDED: Mapping[Route, Mapping[str, Any]] = {
@@ -33,13 +35,15 @@ class Asked:
     body: bytes
     added: frozenset[str] = field(default_factory=frozenset)
 
-    @property
-    def messages(self) -> tuple[Mapping[str, Any], ...]:
-        """The request's messages; of a completion one that holds the whole prompt, as far as it is text."""
+    def messages(self) -> tuple[tuple[Mapping[str, Any], ...], tuple[Picture, ...]]:
+        """Return the request's messages, with references in place of images that were sent whole, and these images; of
+        a completion one message that holds the whole prompt, as far as it is text."""
         if self.route == COMPLETIONS:
             prompt = self.given.get("prompt")
-            return ({"role": PROMPT_ROLE, "content": prompt if isinstance(prompt, str) else ""},)
-        return _objects(self.given.get("messages"))
+            return ({"role": PROMPT_ROLE, "content": prompt if isinstance(prompt, str) else ""},), ()
+        pictures: list[Picture] = []
+        messages = tuple(_with_references(message, pictures) for message in _objects(self.given.get("messages")))
+        return messages, tuple(pictures)
 
     @property
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -89,6 +93,37 @@ def _has(given: Mapping[str, Any], name: str) -> bool:
 
 def _objects(value: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(one for one in value if isinstance(one, dict)) if isinstance(value, list) else ()
+
+
+def _with_references(message: Mapping[str, Any], pictures: list[Picture]) -> Mapping[str, Any]:
+    """Return a message with references in place of its images, which are added to `pictures`."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = []
+    for part in content:
+        if isinstance(part, dict) and part.get("type") == "image_url":
+            source = part.get("image_url")
+            picture = _picture(source.get("url") if isinstance(source, dict) else source)
+            if picture is not None:
+                pictures.append(picture)
+                about = source if isinstance(source, dict) else {}
+                part = {**part, "image_url": {**about, **reference(picture.sha256)["image_url"]}}
+        parts.append(part)
+    return {**message, "content": parts}
+
+
+def _picture(url: Any) -> Picture | None:
+    """Return the picture of a data URL; None for what is none, and for files of a kind that is not known: these stay in
+    the message."""
+    head, _, text = url.partition(",") if isinstance(url, str) else ("", "", "")
+    if not (head[:5].lower() == "data:" and head.lower().endswith(";base64")):
+        return None
+    try:
+        picture = Picture.of(base64.b64decode("".join(text.split()), validate=True))
+    except ValueError:
+        return None
+    return picture if picture.media_type.startswith("image/") else None
 
 
 def _number(value: Any, default: float) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sharpen.errors import JournalError
+from sharpen.experience.images import ImageFolder
 from sharpen.experience.journal import Journal
 from sharpen.experience.recorded import (
     create_tables,
@@ -74,10 +75,12 @@ class RecordedSession:
         return taken
 
     def _parent(self, call: Call) -> int | None:
-        """Return the earlier call with the longest ids that the prompt starts with."""
+        """Return the earlier call with the longest ids that the prompt starts with, and images too."""
         best, longest = None, 0
         for index, ids in enumerate(self.ids):
             fits = self.calls[index].delivered and longest < len(ids) <= len(call.prompt_ids_P)
+            shown = self.calls[index].pictures
+            fits = fits and shown == call.pictures[: len(shown)]  # the ids of all images are the same
             if fits and np.array_equal(ids, call.prompt_ids_P[: len(ids)]):
                 best, longest = index, len(ids)
         return best
@@ -91,7 +94,7 @@ class RecordedSessions:
         self.address: Callable[[], str] = lambda: ""
         self.failure: JournalError | None = None
         """Why nothing more is recorded."""
-        self._path = journal.path
+        self._path, self._images = journal.path, ImageFolder(journal.path)
         self._journal, self._idle_s, self._say = journal, idle_s, say
         self._by_key: dict[bytes, RecordedSession] = {}
         self._by_id: dict[str, RecordedSession] = {}
@@ -144,14 +147,23 @@ class RecordedSessions:
         if session.id not in self._by_id:  # it ended meanwhile
             return
         earlier, ids = tuple(session.calls), tuple(session.ids)
-        if not (taken := session.take(calls(len(session.calls)))):
+        came = list(calls(len(session.calls)))
+        pictures = [span.picture for call in came for span in call.pictures]
+        if not (taken := session.take(self._with_files(call) for call in came)):
             return
         if not session.written:
             self._write_opened(session)
         self._num_calls += len(taken)
         self._num_without_ids += sum(not len(call.sampled_ids_S) for call in taken)
         self._write(
-            insert_answer, session=session.id, name=name, earlier=earlier, histories=ids, calls=taken, used=session.used
+            insert_answer,
+            pictures=pictures,
+            session=session.id,
+            name=name,
+            earlier=earlier,
+            histories=ids,
+            calls=taken,
+            used=session.used,
         )
 
     def end_idle(self) -> None:
@@ -238,6 +250,11 @@ class RecordedSessions:
             task=session.task,
             opened=session.opened,
         )
+
+    def _with_files(self, call: Call) -> Call:
+        """Return a call with its images as the files that they will be, so that a session does not hold them."""
+        shown = (replace(span, picture=self._images.picture(span.picture.sha256)) for span in call.pictures)
+        return replace(call, pictures=tuple(shown))
 
     def _write(self, insert: Callable[..., None], **record: Any) -> None:
         """Queue a write. If the journal cannot be written, say so once; calls are still forwarded."""

@@ -174,21 +174,24 @@ class Sessions:
         """End the sessions that are idle, forget those that nobody rated or that are too many, and write what has
         changed. Of an ended session only the file has the calls then."""
         now = time.time()
-        with self._lock:
-            for visit in self._visits.values():
-                if not visit.ended and not visit.running and now - visit.used > self._idle_s:
-                    visit.finish()
-            forgotten = self._to_forget(now)
-            self._num_forgotten += len(forgotten)
-            changed = [one for one in self._visits.values() if one.changed and (one.ended or not one.running)]
-            contents = [(visit, self._content(visit)) for visit in changed]
-        unwritten = set(changed)
+        unwritten: list[tuple[Visit, Visit]] = []
         try:
-            for visit, content in contents:
-                write_whole(self._file(visit), content)
-                unwritten.remove(visit)
+            with self._lock:
+                for visit in self._visits.values():
+                    if not visit.ended and not visit.running and now - visit.used > self._idle_s:
+                        visit.finish()
+                forgotten = self._to_forget(now)
+                self._num_forgotten += len(forgotten)
+                for visit in self._visits.values():
+                    if visit.changed and (visit.ended or not visit.running):
+                        unwritten.append((visit, visit.copy()))
+                        visit.changed = False
+            while unwritten:  # requests need not wait for this
+                visit, copy = unwritten[-1]
+                write_whole(self._file(visit), (self.with_calls(copy) if copy.filed else copy).to_bytes())
+                unwritten.pop()
         finally:  # a full disk, or Ctrl-C: next time
-            for visit in unwritten:
+            for visit, _ in unwritten:
                 visit.changed = True
         with self._lock:
             for visit in self._visits.values():
@@ -248,10 +251,6 @@ class Sessions:
             return old
         ended.sort(key=lambda one: (one.reward is not None, one.used))
         return ended[: len(ended) - MAX_ENDED]
-
-    def _content(self, visit: Visit) -> bytes:
-        visit.changed = False
-        return (self.with_calls(visit) if visit.filed else visit).to_bytes()
 
     def _file(self, visit: Visit) -> Path:
         return self._folder / f"{visit.id}{SUFFIX}"

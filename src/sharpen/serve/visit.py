@@ -111,6 +111,17 @@ class Visit:
         out = call.status == CallStatus.USED and (unrated or truncated)
         return replace(call, status=CallStatus.LEFT_OUT) if out else call
 
+    def copy(self) -> Visit:
+        """Return the session as it is now, to be written while it goes on."""
+        return replace(
+            self,
+            session=None,
+            before=self.calls,
+            call_rewards=dict(self.call_rewards),
+            weights=set(self.weights),
+            names=dict(self.names),
+        )
+
     def to_bytes(self) -> bytes:
         """The session as it is now, with its calls, which must be here."""
         assert not self.filed

@@ -26,6 +26,7 @@ from sharpen.gateway.context import Context, sampling_of
 from sharpen.gateway.images import ImageReader, wrong_role
 from sharpen.gateway.memory import Memory
 from sharpen.gateway.protocols.responses_events import SEALED, ResponsesWriter
+from sharpen.gateway.protocols.responses_items import with_urls
 from sharpen.gateway.requests import (
     MAX_TOP_LOGPROBS,
     ApiError,
@@ -94,7 +95,7 @@ def parse_request(body: Any, context: Context) -> tuple[CallRequest, ResponsesWr
     )
     writer = ResponsesWriter(
         memory=context.memory,
-        given=given,
+        given={**given, "input": with_urls(given.get("input", []), context.images.reference_of)},
         conversation=conversation,
         custom=custom,
         store=boolean({"store": True, **given}, "store"),

@@ -1,16 +1,18 @@
 """The input of a stored response, as `GET /v1/responses/{id}/input_items` gives it.
 
 In: the `input` of a request, the query of a later one. Out: items with ids, page by page. They are those of that
-request alone: what an earlier response brought by `previous_response_id` is in the input of that one.
+request alone: what an earlier response brought by `previous_response_id` is in the input of that one. They are kept
+with references in place of their images, since clients send these again with every request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from sharpen.gateway.requests import ApiError, short_repr
+from sharpen.gateway.requests import REFERENCE, ApiError, short_repr
+from sharpen.types import Picture
 
 Items = Sequence[Mapping[str, Any]]
 MAX_LIMIT, DEFAULT_LIMIT = 100, 20
@@ -30,8 +32,29 @@ def input_items(given: Any, response_id: str) -> Items:
     return items
 
 
-def input_page(items: Items, query: str) -> dict[str, Any]:
+def with_urls(items: Any, change: Callable[[str], str]) -> Any:
+    """Return items with the URL of each image changed. What is no list of items is returned as it is."""
+    if not isinstance(items, list):
+        return items
+
+    def changed(part: Any) -> Any:
+        if (
+            not isinstance(part, dict)
+            or part.get("type") != "input_image"
+            or not isinstance(part.get("image_url"), str)
+        ):
+            return part
+        return {**part, "image_url": change(part["image_url"])}
+
+    return [
+        {name: [changed(part) for part in value] if isinstance(value, list) else value for name, value in item.items()}
+        for item in items
+    ]
+
+
+def input_page(items: Items, query: str, pictures: Mapping[str, Picture]) -> dict[str, Any]:
     """Return one page: the newest first, unless `order` is `asc`; from behind the item `after`; `limit` at most.
+    `pictures` are those that references stand for, by hash.
 
     Raises `ApiError` for a value that cannot be, and for another parameter.
     """
@@ -50,7 +73,12 @@ def input_page(items: Items, query: str) -> dict[str, Any]:
         if not places:
             raise ApiError(f"'after' is {short_repr(after)}; there is no such item.", param="after")
         ordered = ordered[places[0] + 1 :]
-    page = ordered[: int(limit)]
+
+    def data_url(url: str) -> str:
+        picture = pictures.get(url.removeprefix(REFERENCE))
+        return url if picture is None else picture.data_url
+
+    page = with_urls(ordered[: int(limit)], data_url)
     return {
         "object": "list",
         "data": page,
