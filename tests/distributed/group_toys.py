@@ -167,7 +167,7 @@ def assert_same_numbers(one: Any, many: Any, *, relative: float = 1e-6) -> None:
     entropies = {(call.rollout_id, call.call): call.entropies_S for call in many.entropies}
     assert len(entropies) == len(one.entropies)
     for call in one.entropies:
-        np.testing.assert_allclose(entropies[call.rollout_id, call.call], call.entropies_S, rtol=2e-3)
+        np.testing.assert_allclose(entropies[call.rollout_id, call.call], call.entropies_S, rtol=max(relative, 2e-3))
 
 
 def assert_same_weights(one: Any, many: Any, *, absolute: float = 2e-6) -> None:
