@@ -15,7 +15,7 @@ import sharpen
 ROOT = Path(sharpen.__file__).parent
 LONGEST = 60
 """Lines of a function, its signature and docstring included."""
-GROUND = {"types", "errors", "interrupts", "config"}
+GROUND = {"types", "errors", "files", "interrupts", "config"}
 """Rooms that every other may import."""
 IMPORTS: Mapping[str, set[str]] = {
     "tasks": set(),
@@ -85,7 +85,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "decide",
         "run",
     },
-    "record": {"transcript", "experience", "exchange", "rollout", "gateway", "execution", "run", "serve"},
+    "record": {"transcript", "experience", "rollout", "gateway", "execution", "run", "serve"},
     "tuning": {"algorithm", "monitor", "rollout", "compat", "decide", "run", "report"},
     "cli": {
         "families",

@@ -6,11 +6,11 @@ number k the batch of step k.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Protocol
 
 from sharpen.errors import JournalError
+from sharpen.files import write_whole
 
 _SUFFIX = ".batch"
 
@@ -82,16 +82,3 @@ def open_store(exchange: str | None, run_dir: Path, run: str) -> Store:
 
         return PostgresStore(exchange, run)
     return FolderStore((run_dir / "exchange" if exchange is None else Path(exchange)) / "batches")
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that other processes see whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

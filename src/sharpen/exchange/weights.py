@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharpen.errors import CheckpointError
-from sharpen.exchange.store import write_whole
+from sharpen.files import write_whole
 
 if TYPE_CHECKING:
     import torch

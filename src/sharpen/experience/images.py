@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sharpen.files import write_whole
 from sharpen.types import Call, Group, Picture
 
 FOLDER = "images"
@@ -33,7 +34,7 @@ class ImageFolder:
         if missing:
             self.path.mkdir(exist_ok=True)
             for picture in missing:
-                _write(self.path / picture.sha256, picture.data)
+                write_whole(self.path / picture.sha256, picture.data)
             _flush(self.path)
             if not self._written:
                 _flush(self.path.parent)
@@ -77,19 +78,6 @@ def pictures_of(group: Group) -> list[Picture]:
     """Return the pictures of a group's calls, each as often as it is shown."""
     rollouts = (*group.with_baseline, *group.attempts)
     return [span.picture for rollout in rollouts for call in rollout.calls for span in call.pictures]
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file whole, or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _flush(folder: Path) -> None:

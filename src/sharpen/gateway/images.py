@@ -143,7 +143,7 @@ class ImageReader:
                 f"{where}: the image has {len(text)} characters of base64; {MAX_IMAGE_BYTES >> 20} MiB at most.", where
             )
         try:
-            content = base64.b64decode(text.translate(_WITHOUT_SPACES), validate=True)
+            content = decoded(text)
         except ValueError as error:
             raise _invalid(f"{where}: the image is not valid base64: {error}.", where) from error
         if len(content) > MAX_IMAGE_BYTES:
@@ -154,6 +154,11 @@ class ImageReader:
             raise _invalid(f"{where}: the image cannot be read: {error}.", where) from error
         self._memory.pictures[picture.sha256] = picture
         return reference(picture.sha256)
+
+
+def decoded(text: str) -> bytes:
+    """Return the content of a base64 text, which may have white space. Raises `ValueError`."""
+    return base64.b64decode(text.translate(_WITHOUT_SPACES), validate=True)
 
 
 def reference(sha256_hex: str) -> dict[str, Any]:

@@ -5,14 +5,13 @@ In: the route and the body of a request. Out: `Asked`: the body to forward, and 
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sharpen.gateway.body import decode
-from sharpen.gateway.images import reference
+from sharpen.gateway.images import decoded, reference
 from sharpen.gateway.requests import ApiError
 from sharpen.gateway.routes import CHAT, COMPLETIONS, Route
 from sharpen.types import PROMPT_ROLE, Picture, Sampling
@@ -120,7 +119,7 @@ def _picture(url: Any) -> Picture | None:
     if not (head[:5].lower() == "data:" and head.lower().endswith(";base64")):
         return None
     try:
-        picture = Picture.of(base64.b64decode("".join(text.split()), validate=True))
+        picture = Picture.of(decoded(text))
     except ValueError:
         return None
     return picture if picture.media_type.startswith("image/") else None

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sharpen import __version__
 from sharpen.errors import ConfigError
-from sharpen.exchange.store import write_whole
 from sharpen.experience.recorded import count_recorded, is_recording
+from sharpen.files import write_whole
 
 ABOUT, JOURNAL = "record.json", "run.db"
 """The files of a recording: what was recorded, and the calls."""

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.exchange.batch import ExploredBatch
-from sharpen.exchange.store import Store, write_whole
+from sharpen.exchange.store import Store
+from sharpen.files import write_whole
 from sharpen.gateway.exchange import RawRequest
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.requests import ApiError
