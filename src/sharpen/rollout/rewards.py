@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 from typing import Any
 
 MAX_REWARD = 1e15
@@ -19,7 +20,7 @@ def as_number(value: Any) -> float | None:
         try:
             return float(value)
         except OverflowError:  # an integer
-            return math.inf if value > 0 else -math.inf
+            return math.inf if operator.gt(value, 0) else -math.inf
     if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
         return as_number(value.item())
     return None
