@@ -152,7 +152,11 @@ def test_rows_with_images_train_and_what_is_on_them_counts(
             train_dataset=DatasetConfig(path=str(rows), total_steps=2),
             model=TunerModelConfig(model_path=str(folder), max_model_len=400),
             algorithm=AlgorithmConfig(algorithm_type=algorithm, batch_size=4, learning_rate=1e-3),
-            settings={"checkpoint_root_dir": str(tmp_path), "evaluation.hold_out": False, "sampling.order": "sequential"},
+            settings={
+                "checkpoint_root_dir": str(tmp_path),
+                "evaluation.hold_out": False,
+                "sampling.order": "sequential",
+            },
         )
         certificate = certify(result.run_dir)
         assert certificate.holds
