@@ -145,7 +145,7 @@ def _rows(
             changed += [f"step {step}, row {name}" for name in edited]
             continue
         found.problems += [
-            f"step {step}: row {row.row_id} was trained on other tokens than its text gives"
+            f"step {step}: row {row.row_id} was trained on other tokens or images than it gives"
             for row, now in zip(noted or [], again, strict=False)
             if row != now
         ]
