@@ -58,6 +58,10 @@ def run_directory(root: Path, *steps: int) -> Path:
         point(path, "latest", checkpoint(path, step))
     lines = [json.dumps({"step": step, "reward/mean": 0.5}) for step in range(max(steps, default=0) + 1)]
     (path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    if steps:
+        with Journal(path / "run.db") as journal:
+            for step in range(1, max(steps) + 1):
+                journal.add_step(step, step, {})
     return path
 
 
@@ -201,16 +205,26 @@ def test_steps_without_a_checkpoint_are_never_begun_anew_over(record: str, tmp_p
     path = run_directory(tmp_path, 3)
     for pointer in ("latest", "global_step_3"):
         (path / pointer).rename(tmp_path / pointer)
-    if record == "run.db":
-        (path / "metrics.jsonl").unlink()
-        with Journal(path / record) as journal:
-            for step in (1, 2, 3):
-                journal.add_step(step, step, {})
+    (path / ("metrics.jsonl" if record == "run.db" else "run.db")).unlink()
     before = (path / record).read_bytes()
     with pytest.raises(ConfigError, match=r"'one' has trained 3 steps .* no checkpoint .*Move or delete the"):
         opened(settings(tmp_path))
     assert (path / record).read_bytes() == before
     assert not (path / "resolved.json").exists()
+
+
+def test_a_deleted_journal_is_said_where_a_run_goes_on(tmp_path: Path):
+    """Red when the certificate alone says so, after all that was trained on top."""
+    path = begun(tmp_path, 2, 4)
+    (path / "run.db").unlink()
+    (note,) = opened(settings(tmp_path)).notes
+    assert "4 of the 4 steps behind global_step_4 (1 to 4)" in note
+    assert "certificate" in note
+    with Journal(path / "run.db") as journal:
+        for step in (1, 4):
+            journal.add_step(step, step, {})
+    (note,) = opened(settings(tmp_path)).notes
+    assert "2 of the 4 steps behind global_step_4 (2 to 3)" in note
 
 
 def test_a_run_that_trained_no_step_is_begun_anew(tmp_path: Path):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -17,16 +16,18 @@ from pathlib import Path
 
 import yaml
 
+from sharpen.certificate.lineage import in_words
 from sharpen.config.former import former_run
 from sharpen.config.load import ResolvedConfig, write_resolved
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import read_steps
 from sharpen.experience.records import EVALUATIONS
+from sharpen.files import write_whole
 from sharpen.run.identity import Identity, used_rows_unchanged
 from sharpen.run.lock import locked
 from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, keep_settings, read_recorded
-from sharpen.trainer.checkpoint import pointed, repair, step_of
+from sharpen.trainer.checkpoint import PREFIX, pointed, repair, step_of
 from sharpen.types import Task
 
 TRAINING = "train_dataset"
@@ -100,10 +101,10 @@ def open_run_directory(
         else:
             notes += _continue(path, RunRecord.of(config, identities), checkpoint, rows)
         if config_path is not None:
-            shutil.copyfile(config_path, path / "config.yaml")
+            write_whole(path / "config.yaml", config_path.read_bytes(), lasting=False)
         elif not (path / "config.yaml").exists():
             content = config.model_dump(mode="json", exclude_unset=True)
-            (path / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+            write_whole(path / "config.yaml", yaml.safe_dump(content, sort_keys=False), lasting=False)
         noted = {f"{IDENTITY}{name}": dict(identity) for name, identity in identities.items()}
         write_resolved(path / "resolved.json", resolved, noted)
         yield RunDirectory(path=path, checkpoint=checkpoint, notes=tuple(notes))
@@ -162,9 +163,24 @@ def _continue(path: Path, now: RunRecord, checkpoint: Path, rows: Sequence[Task]
         lines.append("changed since the run last started: rows of train_dataset that it had not used yet")
         before = replace(before, identities={**before.identities, TRAINING: now.identities[TRAINING]})
     lines += check_same_run(path, before, now)
+    if missing := _missing_records(path / "run.db", step_of(checkpoint)):
+        lines.append(missing)
     if before.values != now.values:
         keep_settings(path, step_of(checkpoint))
     return lines
+
+
+def _missing_records(journal: Path, step: int) -> str:
+    """Return a line on the steps up to `step` that are not in the journal; empty if all are."""
+    recorded = {record.step for record in read_steps(journal)} if journal.exists() else set()
+    missing = sorted(set(range(1, step + 1)) - recorded)
+    if not missing:
+        return ""
+    return (
+        f"run.db does not have the records of {len(missing)} of the {step} steps behind {PREFIX}{step} "
+        f"({in_words(missing)}): the certificate cannot cover them and will not hold. To train on from these weights "
+        "with a certificate, give them as model_path under another experiment_name"
+    )
 
 
 def _only_unused_rows_changed(path: Path, before: Identity | None, now: Identity | None, rows: Sequence[Task]) -> bool:

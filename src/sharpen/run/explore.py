@@ -8,7 +8,6 @@ as it is, which makes the exchange a collection of its rollouts. A batch that th
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from sharpen.execution.place import Serving
 from sharpen.execution.probe import probe_at_start
 from sharpen.execution.start import start_serving
 from sharpen.execution.threads import let_idle_workers_sleep
+from sharpen.files import write_whole
 from sharpen.interrupts import stop_signals
 from sharpen.monitor.display import Display, StepReport
 from sharpen.monitor.stream import lasting_output
@@ -118,7 +118,7 @@ def open_folder(
         if before is not None:
             lines += check_same_run(path, before, RunRecord.of(resolved.config, identities))
         if config_path is not None:
-            shutil.copyfile(config_path, path / "config.yaml")
+            write_whole(path / "config.yaml", config_path.read_bytes(), lasting=False)
         noted = {f"{IDENTITY}{name}": dict(identity) for name, identity in identities.items()}
         write_resolved(path / "resolved.json", resolved, noted)
         yield lines
