@@ -38,6 +38,8 @@ HERE = Path(__file__).parent
 MOST_TIMES = 6
 """An aim is one of the first so many times that its line is reached in a session."""
 
+MOST_MISSED = 5
+
 
 @contextmanager
 def forks(folder: Path, model: Path, dataset: Path) -> Iterator[subprocess.Popen[str]]:
@@ -128,6 +130,7 @@ class Harness:
         rng = random.Random(self.seed)
         todo: list[tuple[str, Aim | None]] = [*aims, *([("random", None)] * num_random)]
         rng.shuffle(todo)
+        missed: Counter[Aim | None] = Counter()
         while todo:
             self.runs += 1
             name, code = f"{self.kind} {self.runs}", -1
@@ -140,6 +143,8 @@ class Harness:
                     self.killed[what] += 1
                 elif what:  # the run ended before its moment: another one is killed
                     todo.append((what, aim))
+                    missed[aim] += aim is not None
+                    assert missed[aim] < MOST_MISSED, f"{aim} is never reached"
                 check_whole(run_dir)
                 print(f"{self.kind}: {name}, {what or 'to its end'}{f' {aim}' if aim else ''}: {code}", flush=True)
             check_ended(run_dir, self.unbroken)
