@@ -10,7 +10,8 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file that other processes see whole or not at all, and that is on disk when this returns."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with partial.open("wb") as file:
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as file:  # a new file: a link of that name would lead elsewhere
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

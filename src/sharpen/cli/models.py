@@ -63,7 +63,7 @@ def _read_config(model: str) -> Any:
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(f"{model!r} has no config.json: it must be a Hugging Face model directory")
     try:
-        return AutoConfig.from_pretrained(folder if folder.is_dir() else model)
+        return AutoConfig.from_pretrained(folder if folder.is_dir() else model, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{model!r}: its config.json cannot be read: {reason}") from error

@@ -182,7 +182,7 @@ def album_of(folder: Path) -> Album:
     from sharpen.families.images import eyes_of
 
     try:
-        eyes = eyes_of(folder, AutoConfig.from_pretrained(folder))
+        eyes = eyes_of(folder, AutoConfig.from_pretrained(folder, trust_remote_code=False))
     except ModelError as error:
         return Album(lack=f"the model cannot look at it: {error}")
     return Album(eyes, lack=f"the model {folder} reads only text: it has no vision tower")

@@ -41,14 +41,18 @@ def check_teacher(config: RunConfig, folder: Path, teacher_folder: Path) -> None
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    own = AutoTokenizer.from_pretrained(folder)
-    teacher = AutoTokenizer.from_pretrained(teacher_folder)
+    own = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    teacher = AutoTokenizer.from_pretrained(teacher_folder, trust_remote_code=False)
     if (difference := _first_difference(own, teacher)) is not None:
         raise ConfigError(
             f"the teacher in distill.teacher_path ({config.distill.teacher_path}) has another vocabulary than the "
             f"model ({config.model.model_path}): {difference}; choose a teacher with the same tokenizer"
         )
-    longest = getattr(text_config(AutoConfig.from_pretrained(teacher_folder)), "max_position_embeddings", None)
+    longest = getattr(
+        text_config(AutoConfig.from_pretrained(teacher_folder, trust_remote_code=False)),
+        "max_position_embeddings",
+        None,
+    )
     if longest is not None and longest < config.model.max_model_len:
         raise ConfigError(
             f"model.max_model_len is {config.model.max_model_len}, but the teacher in distill.teacher_path reads at "

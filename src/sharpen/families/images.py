@@ -190,7 +190,7 @@ def _processor(folder: Path, config: Any) -> Any:
             return {name: tensors[name] for name in tensors if name not in self.unused_input_names}, texts
 
     try:
-        images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        images = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
         settings, _ = (
             ImageReader.get_processor_dict(folder) if (folder / "processor_config.json").is_file() else ({}, {})
         )

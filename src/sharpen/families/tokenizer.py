@@ -21,7 +21,7 @@ def load_tokenizer(folder: Path) -> Any:
     """Return the tokenizer of the model in `folder`. Raises `ModelError` if it, or its processor's template, cannot be
     read."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"the tokenizer of {folder} cannot be loaded: {reason}") from error

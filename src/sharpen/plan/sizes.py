@@ -77,7 +77,7 @@ def read_model_config(model_path: str, setting: str = "model.model_path", part: 
 
     path = Path(model_path).expanduser()
     try:
-        config = AutoConfig.from_pretrained(path if path.is_dir() else model_path)
+        config = AutoConfig.from_pretrained(path if path.is_dir() else model_path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{setting} {model_path!r}: its config.json cannot be read: {reason}") from error

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from sharpen.config.secrets import hide
+
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -74,8 +76,8 @@ def place_of_task(task: asyncio.Task[Any] | None) -> str | None:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error's type, message and place in one line."""
-    message = " ".join(str(error).split())
+    """Return an error's type, message and place in one line; secrets are hidden."""
+    message = " ".join(hide(str(error)).split())
     if len(message) > MAX_CHARACTERS:
         message = message[: MAX_CHARACTERS - 3] + "..."
     place = place_of_error(error)
@@ -88,7 +90,7 @@ def traceback_of(error: BaseException) -> str | None:
     found = traceback.TracebackException.from_exception(error, limit=-MAX_FRAMES, compact=True)
     if not _take_out_ours(found):
         return None
-    text = "".join(found.format()).rstrip()
+    text = hide("".join(found.format()).rstrip())
     if (left_out := len(text) - MAX_TRACEBACK) <= 0:
         return text
     head = MAX_TRACEBACK // 4

@@ -73,7 +73,7 @@ def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) 
     from sharpen.inference.families import end_token_ids
     from sharpen.supervised.lessons import Tutor
 
-    settings = AutoConfig.from_pretrained(folder)
+    settings = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     generation = GenerationConfig.from_model_config(settings)
     if (folder / "generation_config.json").exists():
         generation = GenerationConfig.from_pretrained(folder)

@@ -441,7 +441,7 @@ def _gaps(logits_NV: torch.Tensor, own_NV: torch.Tensor) -> torch.Tensor:
 
 def read_module(source: str | Path, device: torch.device) -> Any:
     """Load a Hugging Face causal model in fp32. Raises `ModelError` for unsupported architectures."""
-    config = AutoConfig.from_pretrained(source)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     refuse_unsupported(config, str(source), "trainer")
     return load_module(source, config, torch.float32, device)
 

@@ -150,7 +150,7 @@ class EmbeddedEngine:
         """Load a Hugging Face model directory. `auto`: CUDA if available; bfloat16 on CUDA, float32 on the CPU."""
         from transformers import AutoConfig
 
-        config = AutoConfig.from_pretrained(model_path)
+        config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
         refuse_unsupported(config, model_path, "engine")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"

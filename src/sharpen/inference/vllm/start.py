@@ -54,7 +54,7 @@ def read_skeleton(model_path: str, max_model_len: int) -> Any:
 
     from sharpen.families.modules import has_towers, skeleton
 
-    config = AutoConfig.from_pretrained(model_path)
+    config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     refuse_unsupported(config, model_path, "vllm")
     if has_towers(config) and find_spec("torchvision") is None:
         raise ModelError(
@@ -143,6 +143,7 @@ def _start(model_path: str, **arguments: Any) -> Any:
         return ExplicitlyClosed.from_engine_args(
             AsyncEngineArgs(
                 **arguments,
+                trust_remote_code=False,
                 worker_extension_cls="sharpen.inference.vllm.worker.WorkerExtension",
                 weight_transfer_config={"backend": BACKEND},
                 structured_outputs_config={"backend": "guidance"},  # llguidance, which the trainer's masks are of
