@@ -6,6 +6,7 @@ and every override is a line to print. Every problem is a `ConfigError` that nam
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,8 +154,7 @@ def resolve(
         problems = [_at_home(problem, file, given) for problem in explain(RunConfig, error)]
         raise InvalidConfigError.of("the configuration is not valid", problems) from None
     for place, value in value_leaves(config).items():
-        if not _is_own(place):
-            know(_within(place[:-1], {place[-1]: value}))
+        know(_within(place[:-1], {place[-1]: value}), by_name=not _is_own(place))
     origins: dict[str, Origin] = {
         ".".join(place): next((given[place[:n]] for n in range(len(place), 0, -1) if place[:n] in given), "default")
         for place in value_leaves(config)
@@ -270,10 +270,15 @@ def _within(sections: Sequence[str], tree: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
+@functools.cache
 def _is_own(place: Place) -> bool:
     """Whether a place is that of a setting of ours, not one within a setting that holds any names."""
-    name = ".".join(place)
-    return any(fnmatchcase(name, ".".join(own)) for own in settings_of(RunConfig) if len(own) == len(place))
+    return any(all(map(fnmatchcase, place, own)) for own in _own_settings() if len(own) == len(place))
+
+
+@functools.cache
+def _own_settings() -> tuple[Place, ...]:
+    return tuple(settings_of(RunConfig))
 
 
 def value_leaves(config: RunConfig) -> Leaves:

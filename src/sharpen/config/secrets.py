@@ -8,7 +8,8 @@ mark in a text (`answer_key`, `stop_token`): its value is secret if it looks lik
 space, with letters and digits. What stands before the host of a URL is always secret. Numbers that are counts
 (`max_tokens`) and names of environment variables (`api_key_env`) are not.
 
-In texts the secrets of the settings and of the environment are looked for by value, from `SHORTEST` characters on.
+In texts the secrets of the settings and of the environment (there any name in `KEY` or `TOKEN` counts) are looked for
+by value, from `SHORTEST` characters on.
 Prompts, answers and rows of datasets are the run's data, and stay as they are.
 """
 
@@ -46,15 +47,18 @@ _known: set[str] = set()
 """The secrets of the settings of this process's runs."""
 
 
-def know(settings: Any) -> None:
-    """Remember the secrets of settings (a nested mapping), so that `hide` finds them in texts."""
-    _known.update(_values(settings))
+def know(settings: Any, *, by_name: bool = True) -> None:
+    """Remember the secrets of settings (a nested mapping), so that `hide` finds them in texts: those of URLs, those of
+    the environment that are named, and `by_name` those whose names say it."""
+    _known.update(_values(settings, by_name))
 
 
 def hide(text: str) -> str:
     """Return a text without the secrets of the settings and of the environment, and without what stands before the host
     of a URL."""
-    secrets = {*_known, *_values(dict(os.environ))}
+    environment = dict(os.environ)
+    secrets = {*_known, *_values(environment, True)}
+    secrets |= {value for name, value in environment.items() if _last_word(name) in _MAYBE}
     for secret in sorted((one for one in secrets if len(one) >= SHORTEST), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return hide_in_urls(text)
@@ -91,16 +95,16 @@ def _hidden(name: str, value: Any, below: bool) -> Any:
     return hide_in_urls(value) if isinstance(value, str) else value
 
 
-def _values(settings: Any) -> Iterator[str]:
+def _values(settings: Any, by_name: bool) -> Iterator[str]:
     """Yield the secrets of settings, also as they are within URLs, and those of the environment that they name."""
     for name, value, below in _leaves("", settings, False):
         if not isinstance(value, str):
             continue
-        if _is_secret(name, value, below):
+        if by_name and _is_secret(name, value, below):
             yield value
             yield _SCHEME.sub("", value)
-        elif name.lower().endswith("_env") and _is_secret(name[:-4], key := os.environ.get(value, ""), below):
-            yield key
+        if name.lower().endswith("_env") and _last_word(name[:-4]) in (*_MAYBE, *_SURE):
+            yield os.environ.get(value, "")
         for found in _IN_URL.finditer(value):
             user, _, password = found["user"].partition(":")
             secret = password or user
