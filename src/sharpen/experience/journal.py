@@ -179,7 +179,7 @@ class Journal:
                 if item.done is not None:
                     item.done.set()
         with contextlib.suppress(sqlite3.Error):  # nothing is lost with it
-            self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+            self._connection.executescript("PRAGMA incremental_vacuum")  # `execute` gives back a single page
         self._connection.close()
 
     def _write(self, items: list[_Item]) -> None:
@@ -224,7 +224,9 @@ def _open(path: Path, max_bytes: int | None) -> sqlite3.Connection:
 
 def _prepare(connection: sqlite3.Connection, max_bytes: int | None) -> str:
     """Configure the connection, create missing tables, and return the schema version of the file."""
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; an old one keeps its free pages for new rows
+    connection.execute(
+        "PRAGMA auto_vacuum = INCREMENTAL"
+    )  # of a new file; an old one keeps its free pages for new rows
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     if max_bytes is not None:

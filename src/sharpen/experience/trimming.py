@@ -1,8 +1,8 @@
 """Trims a journal: the text of the rollouts of old steps is dropped, everything else stays.
 
 In: an open journal, the last step to trim. Out: calls without messages and answers, rollouts without tracebacks, and
-the table `trimmed`, which names their groups. Token ids, logprobs, rewards, metrics, errors, and what is stored once for
-many rollouts (tasks, tool schemas, images) stay.
+the table `trimmed`, which names their groups. Token ids, logprobs, rewards, metrics and errors stay, and so does what
+is stored once for many rollouts: tasks, tool schemas, images.
 
 A call that is trimmed is written anew behind the last one. So whole pages become free, and the next rows take them;
 calls that only became shorter would each leave a hole on their page, which nothing fills.

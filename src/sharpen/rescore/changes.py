@@ -17,9 +17,9 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """`trimmed` rollouts have no text to judge. `same` rollouts keep their reward. `flat_before` and `flat_after` count groups whose rewards are all the same,
-    which teach nothing. `turned` counts rollouts that were above their group's mean and would have been below it, or
-    the other way round. `most` are those whose reward changed most."""
+    """`trimmed` rollouts have no text to judge. `same` rollouts keep their reward. `flat_before` and `flat_after` count
+    groups whose rewards are all the same, which teach nothing. `turned` counts rollouts that were above their group's
+    mean and would have been below it, or the other way round. `most` are those whose reward changed most."""
 
     rollouts: int
     failed: int
