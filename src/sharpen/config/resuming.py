@@ -115,7 +115,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "what is learned from a row": (
         *("supervised.messages_key", "supervised.tools_key", "supervised.prompt_key", "supervised.response_key"),
         *("supervised.chosen_key", "supervised.rejected_key", "supervised.text_key", "supervised.system_prompt"),
-        *("supervised.turns", "supervised.too_long"),
+        *("supervised.turns", "supervised.too_long", "supervised.images_key"),
     ),
 }
 """Settings that are fixed, by reason. A change is refused, with both values."""
