@@ -84,7 +84,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("model.model_path", "model.max_model_len", "model.temperature", "model.top_p", "model.top_k"),
         *("model.max_tokens", "model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser"),
         *("engine.dtype", "trainer.dtype", "trainer.lora.rank", "trainer.lora.alpha", "trainer.lora.target_modules"),
-        "trainer.lora.base",
+        *("trainer.lora.base", "trainer.lora.experts"),
     ),
     "the algorithm, with which the certificate recomputes every step": (
         *("algorithm.algorithm_type", "algorithm.group_size", "algorithm.batch_size"),
@@ -116,7 +116,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "what is learned from a row": (
         *("supervised.messages_key", "supervised.tools_key", "supervised.prompt_key", "supervised.response_key"),
         *("supervised.chosen_key", "supervised.rejected_key", "supervised.text_key", "supervised.system_prompt"),
-        *("supervised.turns", "supervised.too_long"),
+        *("supervised.turns", "supervised.too_long", "supervised.images_key"),
     ),
 }
 """Settings that are fixed, by reason. A change is refused, with both values."""

@@ -295,6 +295,9 @@ class SupervisedConfig(Strict):
     """Field with the worse answer (`dpo`)."""
     text_key: str = "text"
     """Field with plain text (`cpt`)."""
+    images_key: str | None = "images"
+    """Field with the images of the messages, for a model that reads them (`sft`, `dpo`); null: they are in the messages
+    alone."""
     system_prompt: str | None = None
     """System message for conversations without one."""
     turns: Literal["all", "last"] = "all"
