@@ -243,8 +243,7 @@ def write_resolved(path: Path, resolved: ResolvedConfig, derived: Mapping[str, A
         for name, value in shown_settings(resolved.config).items()
     }
     entries |= {name: {"value": value, "origin": "derived"} for name, value in (derived or {}).items()}
-    text = json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True)
-    write_whole(path, f"{text}\n".encode())
+    write_whole(path, f"{json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True)}\n")
 
 
 def shown_settings(config: RunConfig) -> dict[str, Any]:
