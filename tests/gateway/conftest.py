@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from scripted import Script, ScriptedEngine, ServingLoop, toy_tokenizer
+from rollout_fixtures import serving, tokenizer
+from scripted import Script, ScriptedEngine, ServingLoop
 
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.session import Session
+
+__all__ = ["serve", "serving", "tokenizer"]
 
 
 @dataclass
@@ -23,18 +26,6 @@ class Served:
 
     def open(self, rollout_id: str = "g/0", **options: Any) -> Session:
         return self.gateway.open(rollout_id, **{"noise_seed": 7, **options})
-
-
-@pytest.fixture(scope="session")
-def serving() -> Iterator[ServingLoop]:
-    loop = ServingLoop()
-    yield loop
-    loop.stop()
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return toy_tokenizer()
 
 
 @pytest.fixture

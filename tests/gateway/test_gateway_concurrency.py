@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from scripted import eventually
 
 from sharpen.types import CallStatus
 
@@ -81,13 +82,6 @@ def held(serve: Any) -> Any:
     served = serve("hi")
     served.serving.call(served.engine.hold)
     return served
-
-
-def eventually(condition: Any) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_trap_27_cancelled_call_is_aborted_and_abandoned(serve: Any) -> None:

@@ -373,3 +373,24 @@ def test_the_record_of_a_call_has_no_image_in_its_messages(seeing: Any) -> None:
         assert post(session, path, body(path, [part(path, picture.data), "?"])).status_code == 200
     for call in session.close():
         assert len(json.dumps(call.messages)) < 400
+
+
+class WatchingEyes(SlowEyes):
+    """Knows on which threads prompts are made."""
+
+    def expand_text(self, *given: Any) -> str:
+        self.threads.add(threading.current_thread())
+        return str(self.eyes.expand_text(*given))
+
+
+def test_prompts_with_images_are_made_beside_the_serving_loop(serve: Any, folder: Any, eyes: Any) -> None:
+    """Their bodies are short. Red when `Gateway._beside` goes by the length of the body alone."""
+    watching = WatchingEyes(eyes)
+    watching.may.set()
+    served = serve("hi", tokenizer=AutoTokenizer.from_pretrained(folder), album=Album(watching))
+    session = served.open()
+    assert post(session, CHAT, body(CHAT, [part(CHAT, draw(1).data)])).status_code == 200
+    watching.threads.clear()
+    assert post(session, CHAT, body(CHAT, [part(CHAT, draw(1).data), "and?"])).status_code == 200  # decoded before
+    assert watching.threads
+    assert served.serving.run(current_thread()) not in watching.threads

@@ -15,10 +15,12 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from scripted import eventually
 from uvicorn.server import ServerState
 
 from sharpen.config.gateway import GatewayConfig
-from sharpen.gateway.http_protocol import HEAD_TIMEOUT_S, HttpProtocol, connection_limit
+from sharpen.gateway.http_protocol import HEAD_TIMEOUT_S, HttpProtocol, connection_limit, raise_file_limit
+from sharpen.types import CallStatus
 
 PATIENCE_S = 120
 MAX_HEADER_BYTES = GatewayConfig().max_header_kb << 10
@@ -245,3 +247,34 @@ def test_requests_of_a_key_beyond_its_bound_are_told_to_come_back(serve: Any) ->
 def post(session: Any, path: str = "chat/completions") -> httpx.Response:
     headers = {"x-api-key": session.model.api_key}
     return httpx.post(f"{session.model.base_url}/{path}", content=BODY, headers=headers, timeout=PATIENCE_S)
+
+
+def test_a_client_that_asked_twice_and_hangs_up_aborts_what_it_asked(serve: Any) -> None:
+    """Red without `HttpProtocol._answered`: the first call went on until its answer was sampled. Red as well if reading
+    stays paused: the hang-up itself went unnoticed."""
+    served = serve("hi")
+    served.serving.call(served.engine.hold)
+    session = served.open()
+    request = head(session, b"content-length: %d" % len(BODY)) + b"\r\n\r\n" + BODY
+    with socket.create_connection(address(session), timeout=PATIENCE_S) as client:
+        client.sendall(request * 2)
+        assert served.engine.waiting.acquire(timeout=PATIENCE_S)
+    eventually(lambda: served.engine.cancelled == 1)
+    assert [call.status for call in session.close()] == [CallStatus.ABANDONED]
+
+
+def test_the_limit_of_files_is_raised_to_what_connections_need() -> None:
+    """Red without `raise_file_limit`: a system's 1,024 made 512 connections of the 8,192 that are promised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (800, hard))
+        raise_file_limit(GatewayConfig(max_connections=450))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (900, hard)
+        raise_file_limit(GatewayConfig(max_connections=300))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (900, hard)
+        assert connection_limit(GatewayConfig(max_connections=450)) == 450
+        if hard != resource.RLIM_INFINITY:
+            raise_file_limit(GatewayConfig(max_connections=hard))
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

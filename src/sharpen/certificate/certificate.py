@@ -117,7 +117,7 @@ def write_certificate(run_dir: Path) -> Certificate:
     """Write `certificate.json` from the checks that the run's steps recorded. Raises `JournalError` if they cannot be
     read."""
     certificate = recorded_certificate(run_dir)
-    write_whole(run_dir / "certificate.json", json.dumps(certificate.to_json(), indent=2) + "\n")
+    write_whole(run_dir / "certificate.json", f"{json.dumps(certificate.to_json(), indent=2)}\n", lasting=False)
     return certificate
 
 

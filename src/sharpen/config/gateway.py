@@ -24,8 +24,8 @@ class GatewayConfig(Strict):
     max_header_kb: int = Field(default=64, ge=8, le=1024)
     """Kilobytes that the headers of a request may have; larger ones are refused with status 400."""
     max_connections: int = Field(default=8192, ge=1)
-    """Connections at once; a further one is refused with status 429. Half of the files that the process may open
-    (`ulimit -n`) is the most."""
+    """Connections at once; a further one is refused with status 429. Half of the files that the process may open is
+    the most (`ulimit -Hn`: the limit that programs start with is raised to what is needed)."""
     max_requests_per_key: int = Field(default=1024, ge=1)
     """Requests with the same key that are answered at once; a further one is refused with status 429, after which
     vendors' clients try again."""

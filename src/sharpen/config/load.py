@@ -211,7 +211,7 @@ def write_resolved(path: Path, resolved: ResolvedConfig, derived: Mapping[str, A
         for place, value in value_leaves(resolved.config).items()
     }
     entries |= {name: {"value": value, "origin": "derived"} for name, value in (derived or {}).items()}
-    write_whole(path, json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
+    write_whole(path, f"{json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True)}\n")
 
 
 def value_leaves(config: RunConfig) -> Leaves:

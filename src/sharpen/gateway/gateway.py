@@ -72,8 +72,8 @@ from sharpen.types import IntArray, Outcome, Sampling
 logger = logging.getLogger(__name__)
 
 MAX_WARNINGS = 100
-LONG_BODY = 64 << 10
-"""Bytes of a request whose prompt is made on another thread."""
+LONG = 64 << 10
+"""Bytes of a request that is read on another thread, or characters of the messages whose prompt is made there."""
 T = TypeVar("T")
 MAX_DECODING = 2
 """How many requests' images are decoded at a time: each takes as much memory as its pixels."""
@@ -288,8 +288,9 @@ class Gateway:
                 session.entry(Exchange(foreign=True), prompt, request)
 
     async def _parse(self, session: Session, raw: RawRequest, parse: Parse) -> tuple[CallRequest, Writer]:
-        """Read a request: on another thread if it has images, whose decoding would hold up all rollouts."""
-        if self._album.eyes is None or not any(mark in raw.body for mark in MARKS):
+        """Read a request: on another thread if it is long or has images, whose decoding would hold up all rollouts."""
+        has_images = self._album.eyes is not None and any(mark in raw.body for mark in MARKS)
+        if len(raw.body) <= LONG and not has_images:
             return self._read(session, raw, parse)
         return await self.loop.run_in_executor(self._threads, self._read, session, raw, parse)
 
@@ -307,9 +308,13 @@ class Gateway:
 
     async def _call(self, session: Session, raw: RawRequest, parse: Parse) -> Reply:
         try:
-            async with session.arrival:
-                request, writer = await self._parse(session, raw, parse)
-                entries = await self._admitted(session, raw, request)
+            try:
+                async with session.arrival:
+                    request, writer = await self._parse(session, raw, parse)
+                    entries = await self._admitted(session, raw, request)
+            except asyncio.CancelledError:
+                session.cancelled(raw)
+                raise
             return await self._reply(session, entries, writer)
         except PromptTooLongError as error:  # of a request that was read
             if not (request.stream and writer.streams_overflow):
@@ -472,9 +477,22 @@ class Gateway:
             raise PromptTooLongError(len(prompt.ids_P), self.engine.max_model_len, request.asked)
         return prompt
 
-    async def _beside(self, raw: RawRequest, work: Callable[..., T], *given: Any) -> T:
-        """Return what `work` makes of a request: on another thread if the request is long, since a megabyte takes
-        tokenizers seconds, for which all others would wait."""
-        if len(raw.body) <= LONG_BODY:
-            return work(*given)
-        return await self.loop.run_in_executor(self._threads, work, *given)
+    async def _beside(
+        self, raw: RawRequest, work: Callable[[Session, CallRequest], T], session: Session, request: CallRequest
+    ) -> T:
+        """Return what `work` makes of a request: on another thread if that takes long, since all others would wait."""
+        if len(raw.body) <= LONG and not _is_heavy(request.rendered):
+            return work(session, request)
+        return await self.loop.run_in_executor(self._threads, work, session, request)
+
+
+def _is_heavy(rendered: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether it takes long to make the prompt of messages, however short the request: a megabyte of text takes
+    tokenizers seconds, and a small file may be a large image. A request continues stored messages by their id."""
+    size = 0
+    for message in rendered:
+        if not isinstance(message["content"], str):
+            return True
+        size += len(message["content"]) + len(message.get("reasoning_content", ""))
+        size += sum(len(call["function"]["arguments"]) for call in message.get("tool_calls", ()))
+    return size > LONG

@@ -8,21 +8,34 @@ number of connections. Bodies are bounded where they are read (`server.read_body
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sharpen.config.gateway import GatewayConfig
 
 HEAD_TIMEOUT_S = 60.0
 """How long a request's headers may take to arrive, from the connection or their first byte on."""
+MAX_AHEAD = 8
+"""How many requests a client may send before it has been answered; it is read again after that."""
 BUSY = b"This server has all the connections that it takes: try again later."
 _TOO_MANY = (
     b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\nconnection: close\r\ncontent-type: text/plain\r\n"
     b"content-length: %d\r\n\r\n%b" % (len(BUSY), BUSY)
 )
+
+
+def raise_file_limit(bounds: GatewayConfig) -> None:
+    """Let this process open as many files as it needs for all connections (`ulimit -n`), up to what it may have itself
+    (`ulimit -Hn`): systems start programs with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * bounds.max_connections if hard == resource.RLIM_INFINITY else min(2 * bounds.max_connections, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # a system may allow less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -32,6 +45,8 @@ class HttpProtocol(HttpToolsProtocol):
     """Ends the connection unless headers are complete by then."""
     _idle_bytes = 0
     """What came since the last request, body or end of headers."""
+    _answered: RequestResponseCycle | None = None
+    """The request that is being answered, or was last; `cycle` is the one that came last."""
     _moved = False
     """Whether what came last had a body's part, or the end of headers or of a request."""
 
@@ -52,6 +67,9 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End what the connection began."""
         self._end_wait()
+        if self._answered is not None and self._answered is not self.cycle:
+            self._answered.disconnected = not self._answered.response_complete
+            self._answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -99,6 +117,8 @@ class HttpProtocol(HttpToolsProtocol):
                 raise ValueError(f"the request's headers have {num_bytes} bytes")
         if not self.parser.should_upgrade():
             super().on_headers_complete()
+            if 0 < len(self.pipeline) < MAX_AHEAD:
+                self.flow.resume_reading()  # which uvicorn has paused: the end of the connection would go unnoticed
 
     def on_body(self, body: bytes) -> None:
         """Keep a part of the body."""
@@ -110,6 +130,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._moved = True
         if not self.parser.should_upgrade():
             super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Begin to answer a request."""
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _wait_for_headers(self) -> None:
         self._waiting = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from sharpen.config.gateway import GatewayConfig
 from sharpen.errors import ConfigError
-from sharpen.gateway.http_protocol import HttpProtocol
+from sharpen.gateway.http_protocol import HttpProtocol, raise_file_limit
 from sharpen.gateway.web_pages import without_web_pages
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ class AppServer:
     """Serves an application on the running event loop. Raises `ConfigError` if it cannot listen where it should."""
 
     def __init__(self, app: ASGIApp, config: GatewayConfig, *, log_level: str = "warning", grace_s: int | None = None):
+        raise_file_limit(config)
         self._listener = listen(config)
         self.port: int = self._listener.getsockname()[1]
         self._server = uvicorn.Server(

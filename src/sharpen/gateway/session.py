@@ -216,7 +216,17 @@ class Session:
         return self.max_calls is None or len(self._entries) + num_choices <= self.max_calls
 
     def exchange(self, raw: RawRequest) -> Exchange:
-        """Return a new exchange. If it is a client's retry, the tries it repeats are abandoned."""
+        """Return the exchange of an admitted request. If it is a client's retry, the tries it repeats are abandoned."""
+        if self.tally is not None:
+            self.tally.add(calls=1)
+        return self._arrived(raw)
+
+    def cancelled(self, raw: RawRequest) -> None:
+        """Note a request that was cancelled before it became a call: a retry repeats it, and no equal call that was
+        answered."""
+        self._arrived(raw).ended = True
+
+    def _arrived(self, raw: RawRequest) -> Exchange:
         body = hashlib.blake2b(raw.body, digest_size=16).digest()
         exchange = Exchange(
             body=body,
@@ -228,8 +238,6 @@ class Session:
         if raw.retry > 0:
             self._abandon_repeated(exchange)
         self._exchanges.append(exchange)
-        if self.tally is not None:
-            self.tally.add(calls=1)
         return exchange
 
     def _abandon_repeated(self, retry: Exchange) -> None:

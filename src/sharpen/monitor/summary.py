@@ -88,7 +88,7 @@ def write_summary(path: Path, summary: Summary) -> None:
         "model_dir": str(summary.model_dir) if summary.model_dir else None,
         "run_dir": str(summary.run_dir),
     }
-    write_whole(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_whole(path, f"{json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)}\n", lasting=False)
 
 
 def evaluation_json(found: Evaluation) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def read_plan(run_dir: Path) -> dict[str, Any]:
 
 def write_plan(run_dir: Path, content: Mapping[str, Any]) -> None:
     """Write `plan.json` atomically."""
-    write_whole(run_dir / FILE, json.dumps(content, indent=2) + "\n")
+    write_whole(run_dir / FILE, f"{json.dumps(content, indent=2)}\n", lasting=False)
 
 
 def add_outcome(

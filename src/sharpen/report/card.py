@@ -36,7 +36,7 @@ def write_cards(run_dir: Path, *, replace: bool = True) -> list[Path]:
         before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         if before and not replace and MARK not in before:
             continue
-        write_whole(path, card(report, checkpoint, front_matter(before)))
+        write_whole(path, card(report, checkpoint, front_matter(before)), lasting=False)
         written.append(path)
     return written
 

@@ -29,7 +29,7 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]#|~])")
 def write_report(run_dir: Path, *, price_per_hour: float | None = None) -> Path:
     """Write `report.html` into a run directory, whatever state the run is in, and return its path."""
     path = run_dir / NAME
-    write_whole(path, html(read_report(run_dir, price_per_hour=price_per_hour)))
+    write_whole(path, html(read_report(run_dir, price_per_hour=price_per_hour)), lasting=False)
     return path
 
 
