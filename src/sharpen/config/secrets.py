@@ -18,13 +18,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote
 
 HIDDEN = "***"
 SHORTEST = 8
 """Characters of a secret that is looked for in texts: shorter ones are words of other texts too."""
-T = TypeVar("T")
 
 _SURE = frozenset(["password", "passwd", "passphrase", "secret", "credential", "authorization", "apikey"])
 _BEFORE_KEY = frozenset(["api", "access", "private", "auth", "bearer", "refresh", "session", "service", "account"])
@@ -69,7 +68,7 @@ def hide_in_urls(text: str) -> str:
     return _IN_QUERY.sub(rf"\g<name>{HIDDEN}", _IN_URL.sub(rf"\g<scheme>{HIDDEN}@", text))
 
 
-def hide_settings(settings: T) -> T:
+def hide_settings(settings: Any) -> Any:
     """Return settings (a nested mapping) with the secrets hidden."""
     return _hidden("", settings, False)
 

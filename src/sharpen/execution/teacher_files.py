@@ -39,7 +39,9 @@ def check_teacher(config: RunConfig, folder: Path, teacher_folder: Path) -> None
     The tokenizers must map every id to the same text, and have the same tokens at the beginning and end of text. The
     number of embeddings beyond the tokenizer's ids (padding) may differ.
     """
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    from sharpen.families.configuration import read_config
 
     own = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     teacher = AutoTokenizer.from_pretrained(teacher_folder, trust_remote_code=False)
@@ -49,7 +51,7 @@ def check_teacher(config: RunConfig, folder: Path, teacher_folder: Path) -> None
             f"model ({config.model.model_path}): {difference}; choose a teacher with the same tokenizer"
         )
     longest = getattr(
-        text_config(AutoConfig.from_pretrained(teacher_folder, trust_remote_code=False)),
+        text_config(read_config(teacher_folder)),
         "max_position_embeddings",
         None,
     )
