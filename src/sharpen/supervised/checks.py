@@ -96,7 +96,7 @@ def _check_rendered(experience: Experience, calls: tuple[Call, ...] | None, tuto
     if not calls:
         return f"row {experience.rollout_id}: a sequence was not made from a turn"
     last = calls[int(experience.calls_T.max())]
-    messages = [render_message(message, at) for at, message in enumerate((*last.messages, last.response))]
+    messages = [render_message(message) for message in (*last.messages, last.response)]
     text = tutor.renderer.render(messages, last.tools, tutor.template_kwargs, closed=True)
     end = tutor.renderer.token_bytes(int(experience.ids_T[-1]))[0]
     expected = text[: text.rfind(end) + len(end)]

@@ -21,6 +21,7 @@ from sharpen.errors import DatasetError
 from sharpen.experience.merge import merge
 from sharpen.gateway.history import History, Prompt
 from sharpen.gateway.images import images_of
+from sharpen.gateway.protocols.chat import check_recorded
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, render_message
 from sharpen.supervised.rows import Conversation, Data, Pair, Text, read_row
@@ -95,7 +96,9 @@ class Tutor:
         assert self.renderer is not None, "conversations need a chat template"
         history, calls = History(), list[Call]()
         try:
-            rendered = [render_message(message, at) for at, message in enumerate(conversation.messages)]
+            for at, message in enumerate(conversation.messages):
+                check_recorded(message, at)
+            rendered = [render_message(message) for message in conversation.messages]
             if any(images_of(rendered)):
                 raise DatasetError(f"row {task.id}: it has images, which only rollouts are trained with")
             for at, message in enumerate(rendered):

@@ -12,6 +12,7 @@ from typing import Any
 from sharpen.compat.trinity.experience import Answer
 from sharpen.errors import ConfigError
 from sharpen.gateway.history import Canonical, canonical
+from sharpen.gateway.protocols.chat import check_recorded
 from sharpen.gateway.requests import ApiError, render_message
 from sharpen.types import PROMPT_ROLE, CallStatus
 
@@ -58,6 +59,8 @@ def answers_in(
 
 def _canonical(message: Mapping[str, Any], position: int) -> Canonical:
     try:
-        return canonical(render_message(dict(message), position))
+        given = dict(message)
+        check_recorded(given, position)
+        return canonical(render_message(given))
     except ApiError as error:
         raise ConfigError(f"the conversation is not one of chat messages: {error}") from error
