@@ -1,8 +1,9 @@
 """One attempt of one rollout: runs the user's workflow, then the judge, and classifies the outcome by its cause.
 
 In: a `Task`, its `RolloutModels`, the user's functions. Out: `Ending`. This is the failure boundary of user code:
-whatever it raises becomes an outcome. Only bad input (a field that does not exist, an output of the wrong kind), which
-would fail every rollout in the same way, is raised and stops the run.
+whatever it raises becomes an outcome, and so does what its objects raise while they are read. Bad input (a field that
+does not exist, an output of the wrong kind) is a failure too; the ending holds its error, with which the runner stops
+if no rollout has done better.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import copy
 import dataclasses
 import logging
 import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -21,7 +21,8 @@ from sharpen.rollout.choices import returned_text
 from sharpen.rollout.ending import Ending
 from sharpen.rollout.model_exceptions import declares_unusable, named_outcome
 from sharpen.rollout.models import AUXILIARY, GATEWAY, RolloutModels
-from sharpen.rollout.places import causes, describe, place_of_error, traceback_of
+from sharpen.rollout.places import causes, describe, place_of_error, short_repr, stored_text, traceback_of
+from sharpen.rollout.rewards import as_number, problem_of_reward
 from sharpen.rollout.signature import judge_arguments, name_of, workflow_arguments
 from sharpen.rollout.team import with_team
 from sharpen.rollout.user_loop import owner
@@ -44,6 +45,8 @@ JUDGE = "judge/"
 """Prefix of the judge's own metrics."""
 HAS_ARGUMENTS = "has_workflow_args"
 """Attribute of a workflow function that was made with the run's `workflow_args`: it is not given them again."""
+MAX_NAME = 200
+"""Characters of a metric's name."""
 
 
 class UserFunctions:
@@ -80,7 +83,21 @@ class UserFunctions:
         self._warned: set[str] = set()
 
     async def attempt(self, task: Task, models: RolloutModels, group_size: int = 1) -> Ending:
-        """Run workflow and judge on a copy of the task. Raises only for bad input: `ConfigError` or `DatasetError`."""
+        """Run workflow and judge on a copy of the task. Raises nothing but its own cancellation."""
+        try:
+            return await self._attempt(task, models, group_size)
+        except BaseException as error:  # of bad input, or of the user's objects while they were read
+            if _is_our_cancellation(error):
+                raise
+            refusal = error if isinstance(error, ConfigError | DatasetError) else None
+            return Ending(
+                outcome=Outcome.WORKFLOW_ERROR,
+                error=describe(error) if refusal is None else stored_text(str(error)),
+                traceback=traceback_of(error),
+                refusal=refusal,
+            )
+
+    async def _attempt(self, task: Task, models: RolloutModels, group_size: int) -> Ending:
         row = self._row_of(task)
         try:
             optional = self._optional_arguments(self._workflow_takes, task, models)
@@ -113,16 +130,15 @@ class UserFunctions:
         try:
             optional = self._optional_arguments(self._judge_takes, task, models)
             judgement = await self.judge(task=row, response=response, **optional)
+            judged, of_judge = getattr(judgement, "reward", judgement), getattr(judgement, "metrics", None)
+            metrics |= {f"{JUDGE}{name}": value for name, value in self._read_metrics(of_judge).items()}
+            ending = self._ending_of_reward(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
         except BaseException as error:  # the failure boundary of user code
             blameless = models.auxiliary_failure is not None
             caused = failure if failure in MODEL_CAUSED and not blameless else None
             return self._ending_of_error(error, caused, Outcome.JUDGE_ERROR, task, models)
         if (reason := models.auxiliary_failure) is not None:  # the judge caught the error: its score is invalid
             return Ending(outcome=Outcome.JUDGE_ERROR, error=reason, server_failed=True)
-        judged = getattr(judgement, "reward", judgement)
-        of_judge = self._read_metrics(getattr(judgement, "metrics", None))
-        metrics = {**metrics, **{f"{JUDGE}{name}": value for name, value in of_judge.items()}}
-        ending = self._ending_of_reward(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
         return with_team(dataclasses.replace(ending, answer=answer), output, calls)
 
     def _ending_of_member(self, output: Any) -> Ending:
@@ -145,8 +161,8 @@ class UserFunctions:
         return dataclasses.replace(
             self._ending_of_reward(reward, metrics, Outcome.WORKFLOW_ERROR, who),
             call_rewards=_by_index(getattr(output, "call_rewards", None)),
-            step_rewards=getattr(output, "step_rewards", None) or {},
-            states=getattr(output, "states", None) or {},
+            step_rewards=_by_index(getattr(output, "step_rewards", None)) or {},
+            states={index: _text(state) for index, state in (getattr(output, "states", None) or {}).items()},
         )
 
     def _row_of(self, task: Task) -> dict[str, Any]:
@@ -179,9 +195,8 @@ class UserFunctions:
         task: Task,
         models: RolloutModels,
     ) -> Ending:
-        run = owner.get()
-        if isinstance(error, GeneratorExit) or (isinstance(error, asyncio.CancelledError) and run and run.cancelled):
-            raise error  # our own cancellation
+        if _is_our_cancellation(error):
+            raise error
         for cause in causes(error):
             if isinstance(cause, DatasetError):
                 place = place_of_error(cause)
@@ -228,7 +243,7 @@ class UserFunctions:
             metrics = getattr(output, "metrics", None)
         else:
             raise ConfigError(
-                f"workflow_func `{name}` returned {_short_repr(output)}: return WorkflowOutput(response=...) for the "
+                f"workflow_func `{name}` returned {short_repr(output)}: return WorkflowOutput(response=...) for the "
                 "judge, WorkflowOutput(reward=...), or a number"
             )
         if self.judge is None and output_reward is None and self._needs_reward:
@@ -246,10 +261,9 @@ class UserFunctions:
 
     def _ending_of_reward(self, reward: Any, metrics: dict[str, float], otherwise: Outcome, who: str) -> Ending:
         number = as_number(reward)
-        if number is None:
-            return Ending(outcome=otherwise, error=f"{who} gave {_short_repr(reward)} as reward: it must be a number")
-        if not math.isfinite(number):
-            return Ending(outcome=otherwise, error=f"{who} gave {number} as reward: it must be a finite number")
+        if (problem := problem_of_reward(number)) is not None:
+            shown = short_repr(reward) if number is None else number
+            return Ending(outcome=otherwise, error=f"{who} gave {shown} as reward: it must be {problem}")
         return Ending(outcome=Outcome.OK, reward=number, metrics=metrics)
 
     def _read_metrics(self, metrics: Any) -> dict[str, float]:
@@ -257,32 +271,26 @@ class UserFunctions:
         if metrics is None:
             return {}
         if not isinstance(metrics, Mapping):
-            self._warn_once("metrics", "metrics must be a dict of numbers, not %s: skipped", _short_repr(metrics))
+            self._warn_once("metrics", "metrics must be a dict of numbers, not %s: skipped", short_repr(metrics))
             return {}
         read: dict[str, float] = {}
         for name, value in metrics.items():
             number = as_number(value)
-            if number is None or not math.isfinite(number):
+            known = stored_text(name)[:MAX_NAME] if isinstance(name, str) else short_repr(name)
+            if not isinstance(name, str):
+                self._warn_once("metrics", "the name of a metric is %s, not text: skipped", known)
+            elif number is None or not math.isfinite(number):
                 self._warn_once(
-                    f"metrics/{name}", "metric %r is %s, not a finite number: skipped", name, _short_repr(value)
+                    f"metrics/{known}", "metric %r is %s, not a finite number: skipped", known, short_repr(value)
                 )
             else:
-                read[str(name)] = number
+                read[known] = number
         return read
 
     def _warn_once(self, key: str, message: str, *arguments: Any) -> None:
         if key not in self._warned:
             self._warned.add(key)
             log.warning(message, *arguments)
-
-
-def as_number(value: Any) -> float | None:
-    """Return a Python or numpy number, a boolean, or a zero-dimensional array or tensor as a float; else None."""
-    if isinstance(value, numbers.Real):
-        return float(value)
-    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
-        return as_number(value.item())
-    return None
 
 
 def is_connection_error(error: BaseException) -> bool:
@@ -293,13 +301,25 @@ def is_connection_error(error: BaseException) -> bool:
     return any(name in CONNECTION_ERRORS.get(package, ()) for package, name in kinds)
 
 
-def _short_repr(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return f"{text[:80]} ({type(value).__name__})"
+def _is_our_cancellation(error: BaseException) -> bool:
+    run = owner.get()
+    return isinstance(error, GeneratorExit) or bool(
+        isinstance(error, asyncio.CancelledError) and run is not None and run.cancelled
+    )
 
 
-def _by_index(call_rewards: Mapping[Any, float] | None) -> Mapping[int, float] | None:
-    """Return rewards of calls by their indices; None if there are none, or they are of agents (see `team`)."""
-    if call_rewards is None or any(isinstance(key, str) for key in call_rewards):
+def _by_index(rewards: Mapping[Any, float] | None) -> Mapping[int, float] | None:
+    """Return rewards of calls by their indices; None if there are none, or they are of agents (see `team`). Raises
+    `ConfigError` for one that is no reward."""
+    if rewards is None or any(isinstance(key, str) for key in rewards):
         return None
-    return call_rewards
+    for index, reward in rewards.items():
+        if (problem := problem_of_reward(as_number(reward))) is not None:
+            raise ConfigError(f"the reward of call {index} is {short_repr(reward)}: it must be {problem}")
+    return rewards
+
+
+def _text(state: Any) -> str:
+    if not isinstance(state, str):
+        raise ConfigError(f"the state of a step is {short_repr(state)}: it must be text")
+    return stored_text(state)

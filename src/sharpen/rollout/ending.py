@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sharpen.errors import ConfigError, DatasetError
 from sharpen.types import Outcome
 
 
@@ -20,6 +21,8 @@ class Ending:
     train, None for all. `step_rewards`, `states`, `error` and `traceback` are those of `Rollout`. `answer` is the text
     that the workflow returned, if a request asked for several choices. `server_failed`: an unreachable server caused
     the failure, not the model's answer. `counts_as_attempt` is false if another attempt's code caused the failure.
+    `refusal` is the error to stop with if no rollout before kept to what it names: a field that does not exist, an
+    output of the wrong kind.
     `members` are the endings of the group's rollouts, in order, if one attempt made all of them; the `calls` of each
     are the indices of its own calls. `beside` are the endings of what the rollout answered to other questions, by a
     name for each question.
@@ -37,6 +40,7 @@ class Ending:
     traceback: str | None = None
     server_failed: bool = False
     counts_as_attempt: bool = True
+    refusal: ConfigError | DatasetError | None = None
     members: tuple[Ending, ...] = ()
     calls: tuple[int, ...] = ()
     beside: Mapping[str, Ending] = field(default_factory=dict)

@@ -75,20 +75,43 @@ def place_of_task(task: asyncio.Task[Any] | None) -> str | None:
 
 def describe(error: BaseException) -> str:
     """Return an error's type, message and place in one line."""
-    message = " ".join(str(error).split())
+    try:
+        message = str(error)
+    except Exception as second:  # the message is made by the user's code
+        message = f"its message cannot be read: __str__ raised {type(second).__name__}"
+    message = stored_text(" ".join(message[: 100 * MAX_CHARACTERS].split()))
     if len(message) > MAX_CHARACTERS:
         message = message[: MAX_CHARACTERS - 3] + "..."
     place = place_of_error(error)
     return type(error).__name__ + (f": {message}" if message else "") + (f" ({place})" if place else "")
 
 
+def short_repr(value: Any) -> str:
+    """Return the beginning of a value's `repr`, and its type."""
+    kind = type(value).__name__
+    try:
+        text = repr(value)
+    except Exception as error:  # made by the user's code
+        return f"an object of type {kind}, whose __repr__ raised {type(error).__name__}"
+    text = " ".join(text[: 100 * MAX_CHARACTERS].split())
+    return f"{stored_text(text[:80])} ({kind})"
+
+
+def stored_text(text: str) -> str:
+    """Return a text that files and databases take: half characters, which UTF-8 lacks, are escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def traceback_of(error: BaseException) -> str | None:
     """Return the traceback of an error and of its causes, without the frames that are ours and without what may be a
-    key in a line of code; None if all frames are ours. A long one lacks its middle."""
-    found = traceback.TracebackException.from_exception(error, limit=-MAX_FRAMES, compact=True)
-    if not _take_out_ours(found):
+    key in a line of code; None if all frames are ours, or it cannot be read. A long one lacks its middle."""
+    try:
+        found = traceback.TracebackException.from_exception(error, limit=-MAX_FRAMES, compact=True)
+        if not _take_out_ours(found):
+            return None
+        text = stored_text("".join(found.format()).rstrip())
+    except Exception:  # the user's classes of errors, or thousands of causes: the failure is described without it
         return None
-    text = "".join(found.format()).rstrip()
     if (left_out := len(text) - MAX_TRACEBACK) <= 0:
         return text
     head = MAX_TRACEBACK // 4

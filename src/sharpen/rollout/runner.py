@@ -9,7 +9,7 @@ may run its own event loop, as in a notebook), the runner's (only our code: slot
 
 Failures that the model did not cause are retried (see `retries`), in a new session with the same noise, up to
 `max_attempts`; then the rollout is excluded (no reward), and its siblings continue. Bad input stops everything, with
-its own message.
+its own message, unless a rollout of these tasks has already ended well: then it is a failure like others.
 
 If the workflow makes whole groups, one attempt makes all rollouts of a group and takes as many slots. It ends, fails
 and is retried as one; `members` divides its calls among the rollouts. So it does where a rollout answered
@@ -97,6 +97,8 @@ class RolloutRunner:
         self._fatal: Exception | None = None
         self._fatal_traceback: TracebackType | None = None
         self._warned_unused = False
+        self._kept: set[str | None] = set()
+        """The task sets of which a rollout has ended well: bad input there is that of a single rollout."""
         self._closed = False
         self._groups: set[asyncio.Task[Any]] = set()
         self._members: set[asyncio.Task[Any]] = set()
@@ -297,6 +299,10 @@ class RolloutRunner:
             group_size=ticket.size,
         )
         result = await self._attempts.run(request)
+        if result.ending.outcome == Outcome.OK:
+            self._kept.add(ticket.task.task_set)
+        elif result.ending.refusal is not None and ticket.task.task_set not in self._kept:
+            raise result.ending.refusal
         assert self._whole_groups or not result.ending.members
         several = self._whole_groups or result.ending.beside
         results = divide(result, ticket.size) if several else [result]

@@ -7,12 +7,12 @@ with a reward of its own is a rollout beside (`Ending.beside`): its calls are co
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sharpen.errors import ConfigError
 from sharpen.rollout.ending import Ending
+from sharpen.rollout.rewards import problem_of_reward
 from sharpen.types import Call, Outcome
 
 
@@ -30,8 +30,8 @@ def with_team(ending: Ending, output: Any, calls: Sequence[Call]) -> Ending:
     trained = None if train is None else _trained(train, calls)
     beside = {}
     for name, reward in rewards.items():
-        if not math.isfinite(reward):
-            raise ConfigError(f"WorkflowOutput.call_rewards: the reward of agent {name!r} is {reward}, not finite")
+        if (problem := problem_of_reward(reward)) is not None:
+            raise ConfigError(f"WorkflowOutput.call_rewards: the reward of agent {name!r} is {reward}, not {problem}")
         if own := tuple(call.index for call in calls if call.agent == name):
             beside[name] = Ending(outcome=Outcome.OK, reward=float(reward), calls=own, trained=trained)
     rest = tuple(call.index for call in calls if call.agent not in beside)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharpen.config.public import WorkflowOutput
-from sharpen.rollout.attempt import as_number
+from sharpen.rollout.rewards import as_number
 from sharpen.rollout.signature import name_of, optional_arguments
 from sharpen.trials.usage import Usage
 

@@ -26,7 +26,7 @@ from sharpen.compat.trinity.experience import Experience, is_number
 from sharpen.compat.trinity.group import by_run
 from sharpen.compat.trinity.model import ModelWrapper
 from sharpen.errors import ConfigError
-from sharpen.rollout.attempt import as_number
+from sharpen.rollout.rewards import as_number
 
 STEP_REWARD, STATE = "step_reward", "env_state_hash"
 """What of `exp.info` is read, under Trinity-RFT's names."""
