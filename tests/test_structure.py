@@ -37,7 +37,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "operators": set(),
     "trainer": {"algorithm", "token_masks", "blockwise", "families"},
     "doctor": {"trainer", "starter"},
-    "compat": {"algorithm", "rollout", "operators", "gateway"},
+    "compat": {"tasks", "algorithm", "rollout", "operators", "gateway"},
     "recipe": {"algorithm", "sync", "experience"},
     "execution": {
         "algorithm",

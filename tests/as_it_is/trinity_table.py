@@ -114,6 +114,8 @@ def measure(file: str, model: Path, place: Path, make: Callable[..., Path]) -> R
             return Row(file=file, loads=False, runs=False, reason=_refused(error))
         if worlds.has(resolved.config.workflow):
             model = worlds.player(model, place / "player")
+        if resolved.config.task_args.get("image_key"):
+            model = seeing_model(model, place / "seeing")
         settings = _settings(resolved.config, model, place)
         if resolved.config.workflow in REPLIES:
             judge = write_judge(make, place / "judge", str(resolved.config.workflow))
@@ -234,7 +236,7 @@ def _settings(config: RunConfig, model: Path, place: Path) -> dict[str, Any]:
     datasets += [f"evaluation.further.{name}" for name in config.evaluation.further]
     if config.expert.dataset is not None:
         expert = place / "expert.jsonl"
-        expert.write_text("".join(json.dumps({config.supervised.messages_key: _CONVERSATION}) + "\n" for _ in range(8)))
+        expert.write_text(f"{json.dumps(_expert_row(config))}\n" * 8)
         found |= {"expert.dataset.path": str(expert), "expert.dataset.name": None, "expert.dataset.split": "train"}
         found["expert.batch_size"] = 1
     for dataset in datasets:
@@ -268,7 +270,35 @@ def _row(config: RunConfig, number: int, place: Path) -> dict[str, Any]:
             asked, answer = given.pop("prompt", asked), given.pop("response", answer)
             row |= given
         row |= {arguments.get("prompt_key", "prompt"): asked, arguments.get("response_key", "response"): answer}
+        if key := arguments.get("image_key"):
+            row[key] = [image_url(number)]
     return row
+
+
+def _expert_row(config: RunConfig) -> dict[str, Any]:
+    """A row of an expert; of one that sees, with an image."""
+    keys, image_key = config.supervised, config.task_args.get("image_key")
+    if not image_key:
+        return {keys.messages_key: _CONVERSATION}
+    return {keys.prompt_key: "<image>6 + 1 = ?", keys.response_key: "7", image_key: [image_url(6)]}
+
+
+def image_url(seed: int) -> str:
+    """An image of random pixels as a data URL."""
+    from picture_toys import draw
+
+    return draw(seed).data_url
+
+
+def seeing_model(model: Path, folder: Path) -> Path:
+    """A tiny model that reads images, with the tokenizer of another one and room for long prompts."""
+    from picture_toys import make_seeing_checkpoint
+
+    made = make_seeing_checkpoint("qwen3_vl", folder, model)
+    settings = json.loads((made / "config.json").read_text())
+    settings["text_config"]["max_position_embeddings"] = 4096
+    (made / "config.json").write_text(json.dumps(settings))
+    return made
 
 
 def _refused(error: ConfigError) -> str:
@@ -316,7 +346,8 @@ def written() -> str:
 
 
 def _write_or_print(names: list[str]) -> None:
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    tests = Path(__file__).parents[1]
+    sys.path[:0] = map(str, (tests, tests / "models", tests / "trainer"))
     from conftest import make_toy_model
 
     chosen = [file for file in FILES if not names or any(name in file for name in names)]

@@ -155,7 +155,7 @@ def test_other_tokens_than_the_text_gives_are_found(run_dir):
     edit(run_dir, "UPDATE taught SET ids_digest = x'00' WHERE rowid = (SELECT MIN(rowid) FROM taught WHERE step = 5)")
     problems = certify(run_dir, logprobs=False).problems
     assert any(
-        problem.startswith("step 5: row ") and "other tokens than its text gives" in problem for problem in problems
+        problem.startswith("step 5: row ") and "other tokens or images than it gives" in problem for problem in problems
     )
 
 

@@ -1014,7 +1014,7 @@ def rows_file(algorithm: dict[str, Any], buffer: dict[str, Any] | None = None, *
         ),
         ({"algorithm_type": "sft"}, {"storage_type": "sql"}, "rows are read from files or the Hugging Face hub"),
         ({"algorithm_type": "sft"}, {"format": {"prompt_type": "pairs"}}, "use messages or plaintext"),
-        ({"algorithm_type": "sft"}, {"format": {"image_key": "picture"}}, "is 'picture': models of text only"),
+        ({"algorithm_type": "sft"}, {"format": {"video_key": "film"}}, "is 'film': videos are not read here"),
         ({"algorithm_type": "sft"}, {"format": {"system_prompt_key": "s"}}, "write the system message into the rows"),
         ({"algorithm_type": "sft"}, {"format": {"chat_template": "x"}}, "chat templates are the tokenizer's"),
         (

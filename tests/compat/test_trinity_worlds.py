@@ -430,7 +430,6 @@ def test_the_action_of_an_answer(text: str, action: str):
         ("sciworld_workflow", "which is not installed: pip install scienceworld"),
         ("webshop_workflow", "needs the package web_agent_site (and gym)"),
         ("intercode_sql_workflow", "pip install intercode-bench"),
-        ("simple_mm_workflow", "of Trinity-RFT is not included: models of text only are trained"),
         ("agentscope_workflow_adapter", "is not included: it wraps a function that no file can name"),
         ("as_react_workflow", 'needs AgentScope 1.x from 1.0.4 on, which is not installed: pip install "agentscope>='),
         ("agentscopev0_react_math_workflow", "needs AgentScope 1.x from 1.0.4 on"),

@@ -7,6 +7,7 @@ certified step comes back with its tower byte for byte.
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -125,6 +126,45 @@ async def looks(task: dict[str, Any], model: Any) -> WorkflowOutput:
 def shown(seed: int) -> dict[str, Any]:
     data = base64.b64encode(draw(seed % 2, 16, 24).data).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+ANSWERS = {
+    "sft": lambda seed: {"response": "yes" if seed % 2 else "no"},
+    "dpo": lambda seed: {"chosen": "yes", "rejected": "no"},
+}
+
+
+@pytest.mark.parametrize(("algorithm", "kind"), [("sft", "qwen3_vl"), ("dpo", "qwen3_vl"), ("sft", "gemma3")])
+def test_rows_with_images_train_and_what_is_on_them_counts(
+    seeing: Seeing, tmp_path: Path, algorithm: str, kind: str
+) -> None:
+    """A second run on other images has other losses: red when the trainer computes rows without them."""
+    folder, _, _ = seeing(kind)
+    losses = []
+    for other in (0, 100):
+        rows = tmp_path / f"{other}.jsonl"
+        lines = [
+            {"prompt": "<image>?", "images": [draw(seed + other).data_url], **ANSWERS[algorithm](seed)}
+            for seed in range(8)
+        ]
+        rows.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        result = tune(
+            train_dataset=DatasetConfig(path=str(rows), total_steps=2),
+            model=TunerModelConfig(model_path=str(folder), max_model_len=400),
+            algorithm=AlgorithmConfig(algorithm_type=algorithm, batch_size=4, learning_rate=1e-3),
+            settings={
+                "checkpoint_root_dir": str(tmp_path),
+                "evaluation.hold_out": False,
+                "sampling.order": "sequential",
+            },
+        )
+        certificate = certify(result.run_dir)
+        assert certificate.holds
+        assert not certificate.not_recomputed
+        metrics = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+        losses.append([step["trainer/loss"] for step in metrics if "trainer/loss" in step])
+    assert len(losses[0]) == 2
+    assert losses[0][1] != losses[1][1]
 
 
 @pytest.mark.parametrize("kind", SEEING)

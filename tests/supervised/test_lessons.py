@@ -156,7 +156,10 @@ RECORDED_IMAGE = {"type": "image_url", "image_url": {"url": "sha256:" + "0" * 64
         ({"messages": SEEN, "tools": "[{]"}, "'tools' is not JSON"),
         ({"messages": SEEN, "tools": [{"name": "f"}]}, "a tool must be a function with a name"),
         ({"messages": [SEEN[0], {"role": "assistant", "content": "a", "weight": 0}]}, "every message .* weight 0"),
-        ({"messages": [{"role": "user", "content": [RECORDED_IMAGE]}, *SEEN[1:]]}, "it has images"),
+        (
+            {"messages": [{"role": "user", "content": [RECORDED_IMAGE]}, *SEEN[1:]]},
+            "the model reads only text",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_taught_is_named(toy_model_dir, row, words):

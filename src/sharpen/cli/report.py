@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sharpen.cli.arguments import add_json, add_run, print_json, run_of, say
 from sharpen.errors import ConfigError
+from sharpen.files import write_whole
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +44,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     """Write or print the report. Raises `ConfigError` if there is no such run, or the file cannot be written."""
     from sharpen.report.card import write_cards
     from sharpen.report.contents import read_report
-    from sharpen.report.render import NAME, html, markdown, write_text
+    from sharpen.report.render import NAME, html, markdown
     from sharpen.view.data.measures import to_json
     from sharpen.view.folders import MARKS
 
@@ -61,7 +62,7 @@ def run_report(arguments: argparse.Namespace) -> int:
         return 0
     path = arguments.output or run_dir / NAME
     try:
-        write_text(path, html(report))
+        write_whole(path, html(report), lasting=False)
         if arguments.output is None:
             write_cards(run_dir, replace=False)
     except OSError as error:

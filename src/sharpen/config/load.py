@@ -7,7 +7,6 @@ and every override is a line to print. Every problem is a `ConfigError` that nam
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from sharpen.config.explain import InvalidConfigError, Place, Problem, explain, 
 from sharpen.config.public import DatasetConfig
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
+from sharpen.files import write_whole
 
 Origin = str
 """`default`, `run.yaml`, `argument`, or the file and key of another layout (`gsm8k.yaml: buffer.batch_size`)."""
@@ -211,9 +211,7 @@ def write_resolved(path: Path, resolved: ResolvedConfig, derived: Mapping[str, A
         for place, value in value_leaves(resolved.config).items()
     }
     entries |= {name: {"value": value, "origin": "derived"} for name, value in (derived or {}).items()}
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, f"{json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True)}\n")
 
 
 def value_leaves(config: RunConfig) -> Leaves:

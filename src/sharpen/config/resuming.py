@@ -51,6 +51,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
         *("trainer.max_tokens_per_micro_batch", "trainer.gradient_checkpointing", "trainer.num_processes"),
         *("trainer.cpu_offload", "trainer.offload_activations"),
     ),
+    "how long the run keeps what was said; what is dropped does not come back": ("journal.keep_steps",),
     "without effect there": (
         *("eval_dataset.total_epochs", "eval_dataset.total_steps"),
         *("expert.dataset.total_epochs", "expert.dataset.total_steps"),
@@ -86,7 +87,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("model.model_path", "model.max_model_len", "model.temperature", "model.top_p", "model.top_k"),
         *("model.max_tokens", "model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser"),
         *("engine.dtype", "trainer.dtype", "trainer.lora.rank", "trainer.lora.alpha", "trainer.lora.target_modules"),
-        "trainer.lora.base",
+        *("trainer.lora.base", "trainer.lora.experts"),
     ),
     "the algorithm, with which the certificate recomputes every step": (
         *("algorithm.algorithm_type", "algorithm.group_size", "algorithm.batch_size"),
@@ -118,7 +119,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "what is learned from a row": (
         *("supervised.messages_key", "supervised.tools_key", "supervised.prompt_key", "supervised.response_key"),
         *("supervised.chosen_key", "supervised.rejected_key", "supervised.text_key", "supervised.system_prompt"),
-        *("supervised.turns", "supervised.too_long"),
+        *("supervised.turns", "supervised.too_long", "supervised.images_key"),
     ),
 }
 """Settings that are fixed, by reason. A change is refused, with both values."""

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sharpen.config.cluster import ClusterConfig
 from sharpen.config.gateway import GatewayConfig
+from sharpen.config.journal import JournalConfig
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
 from sharpen.config.sync import SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
@@ -309,6 +310,9 @@ class SupervisedConfig(Strict):
     """Field with the worse answer (`dpo`)."""
     text_key: str = "text"
     """Field with plain text (`cpt`)."""
+    images_key: str | None = "images"
+    """Field with the images of the messages, for a model that reads them (`sft`, `dpo`); null: they are in the messages
+    alone."""
     system_prompt: str | None = None
     """System message for conversations without one."""
     turns: Literal["all", "last"] = "all"
@@ -412,6 +416,7 @@ class RunConfig(Strict):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     check: CheckConfig = Field(default_factory=CheckConfig)
     certificate: CertificateConfig = Field(default_factory=CertificateConfig)
+    journal: JournalConfig = Field(default_factory=JournalConfig)
     monitor_type: MonitorType = "tensorboard"
     """Where metrics go, besides `metrics.jsonl`."""
     monitor_rollouts: int = Field(default=0, ge=0)

@@ -28,6 +28,10 @@ from sharpen.types import Experience, IntArray, Mode
 if TYPE_CHECKING:
     import torch
 
+NEW_OBJECTS = 10_000
+"""While agents run, the garbage collector looks for garbage after so many new objects. After 700, Python's default, it
+walks again and again over the rollouts in flight, whose objects live on."""
+
 
 class LocalServing:
     """Satisfies `execution.place.Serving`."""
@@ -77,8 +81,11 @@ class LocalServing:
                 whole_groups=functions.whole_groups,
             )
             undo.pop_all()
+        self._thresholds = gc.get_threshold()
         gc.collect()
         gc.freeze()  # a walk over all that is loaded stops agents and gateway for 0.1 s, again and again
+        if self._thresholds[0]:  # 0: the owner has switched the collector off
+            gc.set_threshold(max(NEW_OBJECTS, self._thresholds[0]), *self._thresholds[1:])
 
     @property
     def ranks(self) -> None:
@@ -99,6 +106,7 @@ class LocalServing:
 
     def close(self) -> None:
         """Close rollouts, gateways, engines and thread, in this order."""
+        gc.set_threshold(*self._thresholds)
         gc.unfreeze()
         self.runner.close()
         self.thread.call(self.gateway.close(), timeout_s=10)

@@ -7,6 +7,7 @@ leaves at most a file that no call names; and pictures whose content is read whe
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sqlite3
 from collections.abc import Iterable, Mapping
@@ -59,6 +60,15 @@ def with_data(message: Mapping[str, Any], call: Call) -> dict[str, Any]:
         return {**part, "image_url": {**source, "url": picture.data_url}}
 
     return {**message, "content": [whole(part) for part in content]}
+
+
+def stand_in(value: Any) -> str:
+    """Return a text for a value that JSON cannot hold, the same whenever the row is read: of an image (Pillow's) its
+    size and the hash of its pixels, of anything else its `repr`."""
+    if not (hasattr(value, "tobytes") and hasattr(value, "mode") and hasattr(value, "size")):
+        return repr(value)
+    width, height = value.size
+    return f"image {width}x{height} {value.mode} {hashlib.sha256(value.tobytes()).hexdigest()}"
 
 
 def insert_images(connection: sqlite3.Connection, pictures: Iterable[Picture]) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpen.experience.images import stand_in
 from sharpen.types import Call, Check, Experience, FloatArray, Group, IntArray, PictureSpan, Rollout, RouteArray
 
 SCHEMA_VERSION = 2
@@ -220,7 +221,7 @@ def insert_group(connection: sqlite3.Connection, group: Group) -> None:
 
 def row_text(row: Mapping[str, Any]) -> str:
     """Return a task's row as the journal stores it."""
-    return _to_json(row, fallback=repr)
+    return _to_json(row, fallback=stand_in)
 
 
 def insert_step(

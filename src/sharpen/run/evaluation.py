@@ -30,6 +30,7 @@ from sharpen.execution.sessions import opener, own_arguments
 from sharpen.execution.start import start_serving
 from sharpen.experience.journal import Journal
 from sharpen.experience.records import EVALUATIONS
+from sharpen.files import write_whole
 from sharpen.monitor.display import Display
 from sharpen.monitor.statistics import (
     Evaluation,
@@ -229,7 +230,7 @@ def evaluate(
         for line in evaluation_lines(found):
             display.message(line)
     if output is not None:
-        output.write_text(json.dumps(evaluation_to_json(found), indent=2) + "\n", encoding="utf-8")
+        write_whole(output, f"{json.dumps(evaluation_to_json(found), indent=2)}\n")
     return found
 
 

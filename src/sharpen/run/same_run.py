@@ -20,6 +20,7 @@ from sharpen.config.load import value_leaves
 from sharpen.config.resuming import may_change, setting_of
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
+from sharpen.files import write_whole
 from sharpen.run.identity import Identity
 
 IDENTITY = "identity."
@@ -116,7 +117,7 @@ def keep_settings(path: Path, step: int) -> None:
     kept = {int(re.findall(r"\d+", file.name)[-1]): file for file in path.glob("resolved.until_step_*.json")}
     reaching = sorted(until for until in kept if until >= step)
     if not reaching:
-        target.write_bytes((path / "resolved.json").read_bytes())
+        write_whole(target, (path / "resolved.json").read_bytes())
         return
     kept[reaching[0]].replace(target)
     for until in reaching[1:]:

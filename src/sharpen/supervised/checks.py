@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sharpen.gateway.images import images_of
+from sharpen.gateway.memory import Memory
 from sharpen.gateway.requests import render_message
 from sharpen.supervised.lessons import Lesson, Tutor
 from sharpen.types import Call, Check, Experience
@@ -85,6 +87,8 @@ def _check_mask(experience: Experience, calls: tuple[Call, ...] | None, tutor: T
             return f"row {row}, token {first}: the tokens with loss are not exactly turn {number}"
         if not np.array_equal(experience.ids_T[:first], call.prompt_ids_P):
             return f"row {row}, token {first}: the tokens before turn {number} are not its prompt"
+        if tuple(span for span in experience.pictures if span.start < first) != call.pictures:
+            return f"row {row}, token {first}: the images before turn {number} are not those of its prompt"
         if int(experience.ids_T[last]) not in tutor.end_ids:
             return f"row {row}, token {last}: turn {number} ends without an end token"
     return None
@@ -98,6 +102,14 @@ def _check_rendered(experience: Experience, calls: tuple[Call, ...] | None, tuto
     last = calls[int(experience.calls_T.max())]
     messages = [render_message(message, at) for at, message in enumerate((*last.messages, last.response))]
     text = tutor.renderer.render(messages, last.tools, tutor.template_kwargs, closed=True)
+    pictures = {span.picture.sha256: span.picture for span in last.pictures}
+    if not pictures.keys() >= set(images_of(messages)):
+        return f"row {experience.rollout_id}: its messages have images that its tokens lack"
+    sight = tutor.album.sight(messages, Memory(pictures=pictures))
+    if sight is not None:
+        text = sight.eyes.expand_text(text, sight.pictures)
+        if sight.eyes.spans(experience.ids_T, sight.pictures) != experience.pictures:
+            return f"row {experience.rollout_id}: its images are not where their tokens are"
     end = tutor.renderer.token_bytes(int(experience.ids_T[-1]))[0]
     expected = text[: text.rfind(end) + len(end)]
     spelled = tutor.renderer.spell(experience.ids_T.tolist())

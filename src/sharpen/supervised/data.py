@@ -68,6 +68,7 @@ def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) 
     """Make a `Tutor` for the model in `folder`, without loading its weights."""
     from transformers import AutoConfig, GenerationConfig
 
+    from sharpen.execution.engines import album_of
     from sharpen.families.tokenizer import load_tokenizer
     from sharpen.gateway.render import Renderer
     from sharpen.inference.families import end_token_ids
@@ -87,4 +88,5 @@ def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) 
         data=algorithm.data,
         fields=config.supervised,
         template_kwargs={} if thinking is None else {"enable_thinking": thinking},
+        album=album_of(folder),
     )

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from sharpen.config.run import SupervisedConfig
-from sharpen.errors import DatasetError
+from sharpen.errors import DatasetError, ImageError
 from sharpen.experience.merge import merge
 from sharpen.gateway.history import History, Prompt
-from sharpen.gateway.images import images_of
+from sharpen.gateway.images import Album, ImageReader, with_references
+from sharpen.gateway.memory import Memory
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, render_message
 from sharpen.supervised.rows import Conversation, Data, Pair, Text, read_row
@@ -48,7 +49,7 @@ class Lesson:
 @dataclass(slots=True, kw_only=True)
 class Tutor:
     """Makes lessons of rows for one model. `end_ids` are the tokens that end its answers; `renderer` may be None if all
-    rows are texts."""
+    rows are texts. `album` reads the images of rows as the gateway reads those of requests."""
 
     tokenizer: Any
     renderer: Renderer | None
@@ -57,6 +58,7 @@ class Tutor:
     data: Data
     fields: SupervisedConfig
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    album: Album = field(default_factory=Album)
 
     def lesson(self, task: Task, lesson_id: str | None = None) -> Lesson:
         """Make the lesson of a row. `lesson_id` replaces the row's id if a batch contains the row twice.
@@ -93,21 +95,22 @@ class Tutor:
     def calls(self, conversation: Conversation, task: Task) -> tuple[Call, ...]:
         """Return the trained turns of a conversation as calls of an agent."""
         assert self.renderer is not None, "conversations need a chat template"
-        history, calls = History(), list[Call]()
+        history, calls, memory = History(), list[Call](), Memory()
+        images = ImageReader(self.album, memory)
         try:
-            rendered = [render_message(message, at) for at, message in enumerate(conversation.messages)]
-            if any(images_of(rendered)):
-                raise DatasetError(f"row {task.id}: it has images, which only rollouts are trained with")
+            messages = [with_references(message, at, images) for at, message in enumerate(conversation.messages)]
+            conversation = replace(conversation, messages=tuple(messages))
+            rendered = [render_message(message, at) for at, message in enumerate(messages)]
             for at, message in enumerate(rendered):
                 if message["role"] != "assistant" or at < conversation.first:
                     continue
                 text = self.renderer.render(rendered[:at], conversation.tools, self.template_kwargs)
-                prompt = history.prompt(self.renderer, rendered[:at], text)
+                prompt = history.prompt(self.renderer, rendered[:at], text, self.album.sight(rendered[:at], memory))
                 ids_S = self._answer(conversation, rendered, at, prompt, task)
                 answer = self.renderer.decode(prompt.ids_P, ids_S.tolist())
                 history.add(len(calls), rendered[:at], message, prompt, ids_S, answer)
                 calls.append(_call(len(calls), prompt, ids_S, conversation, at))
-        except ApiError as error:
+        except (ApiError, ImageError) as error:
             raise DatasetError(f"row {task.id}: {error}") from error
         return tuple(calls)
 
@@ -171,6 +174,7 @@ def _call(index: int, prompt: Prompt, ids_S: IntArray, conversation: Conversatio
         messages=conversation.messages[:at],
         tools=conversation.tools,
         response=conversation.messages[at],
+        pictures=prompt.pictures,
     )
 
 

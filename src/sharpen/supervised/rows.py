@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from sharpen.config.run import SupervisedConfig
 from sharpen.errors import DatasetError
+from sharpen.tasks.images import with_images
 from sharpen.types import Task
 
 Message = dict[str, Any]
@@ -53,11 +54,11 @@ def read_row(task: Task, data: Data, fields: SupervisedConfig) -> Conversation |
         if data == "pairs":
             return _pair(task.row, fields)
         return _conversation(task.row, fields)
-    except _RowError as error:
+    except DatasetError as error:
         raise DatasetError(f"row {task.id}: {error}") from None
 
 
-class _RowError(ValueError):
+class _RowError(DatasetError):
     """A problem with a row; `read_row` adds the row's id."""
 
 
@@ -103,7 +104,7 @@ def _make_conversation(
 ) -> Conversation:
     """Make a conversation with the row's tools. An answer with `weight` 0, as in OpenAI's format, becomes context."""
     unweighted, plain = set(), []
-    for number, message in enumerate(messages):
+    for number, message in enumerate(with_images(messages, _images(row, fields))):
         weight = message.get("weight", 1)
         if weight not in (0, 1) or isinstance(weight, bool):
             raise _RowError(f"message {number} has weight {weight!r}: it must be 0 or 1")
@@ -155,6 +156,14 @@ def _plain_messages(value: Any, key: str) -> list[Message]:
 
 def _system(fields: SupervisedConfig) -> list[Message]:
     return [] if fields.system_prompt is None else [{"role": "system", "content": fields.system_prompt}]
+
+
+def _images(row: Mapping[str, Any], fields: SupervisedConfig) -> Sequence[Any]:
+    """Return the images that belong into the row's messages."""
+    value = None if fields.images_key is None else row.get(fields.images_key)
+    if value is None or isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
+        return () if value is None else (value,)
+    return [image for image in value if image is not None]
 
 
 def _tools(value: Any, key: str) -> tuple[Mapping[str, Any], ...]:

@@ -10,6 +10,7 @@ import json
 
 import numpy as np
 
+from sharpen.experience.images import stand_in
 from sharpen.experience.records import TaughtRow
 from sharpen.supervised.lessons import Lesson
 from sharpen.types import Task
@@ -20,7 +21,7 @@ HELD_OUT = 0
 
 def row_digest(row: Task) -> bytes:
     """Return a digest (16 bytes) of a row's content."""
-    content = json.dumps(row.row, sort_keys=True, default=repr)
+    content = json.dumps(row.row, sort_keys=True, default=stand_in)
     return hashlib.blake2b(content.encode(), digest_size=16).digest()
 
 
@@ -31,7 +32,7 @@ def held_out_row(row: Task) -> TaughtRow:
 
 def taught_row(row: Task, lesson: Lesson) -> TaughtRow:
     """Make the record of a trained row. `ids_digest` covers the ids of its sequences, and for each id whether it
-    carries loss and on which side of a pair."""
+    carries loss and on which side of a pair; and the images, whose tokens have one id."""
     sequences = hashlib.blake2b(digest_size=16)
     for experience in lesson.experiences:
         sequences.update(np.int64(len(experience.ids_T)).tobytes())
@@ -39,6 +40,8 @@ def taught_row(row: Task, lesson: Lesson) -> TaughtRow:
         sequences.update(
             np.where(experience.loss_mask_T, np.sign(experience.advantages_T), 0).astype(np.int8).tobytes()
         )
+        for span in experience.pictures:
+            sequences.update(f"{span.picture.sha256} {span.start} {span.length}\n".encode())
     return TaughtRow(
         row_id=lesson.id,
         num_tokens=sum(int(np.count_nonzero(experience.loss_mask_T)) for experience in lesson.experiences),

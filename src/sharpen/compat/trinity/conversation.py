@@ -12,8 +12,10 @@ from typing import Any
 from sharpen.compat.trinity.experience import Answer
 from sharpen.errors import ConfigError
 from sharpen.gateway.history import Canonical, canonical
+from sharpen.gateway.images import decoded, reference
 from sharpen.gateway.requests import ApiError, render_message
-from sharpen.types import PROMPT_ROLE, CallStatus
+from sharpen.tasks.images import with_images
+from sharpen.types import PROMPT_ROLE, CallStatus, Picture
 
 
 def answers_in(
@@ -58,6 +60,22 @@ def answers_in(
 
 def _canonical(message: Mapping[str, Any], position: int) -> Canonical:
     try:
-        return canonical(render_message(dict(message), position))
-    except ApiError as error:
+        return canonical(render_message(_with_references(message), position))
+    except (ApiError, ValueError) as error:
         raise ConfigError(f"the conversation is not one of chat messages: {error}") from error
+
+
+def _with_references(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as it is recorded: with references in place of its images."""
+    (message,) = with_images([message], ())
+    if not isinstance(message.get("content"), list):
+        return message
+    return {**message, "content": list(map(_referenced, message["content"]))}
+
+
+def _referenced(part: Any) -> Any:
+    source = part.get("image_url") if isinstance(part, Mapping) else None
+    url = source.get("url") if isinstance(source, Mapping) else source
+    if not isinstance(url, str) or url[:5].lower() != "data:":
+        return part
+    return reference(Picture.of(decoded(url.partition(",")[2])).sha256)

@@ -15,6 +15,7 @@ from sharpen.compat.trinity.conversation import answers_in
 from sharpen.compat.trinity.endpoint_history import EndpointHistory
 from sharpen.compat.trinity.experience import Answer, Experience
 from sharpen.errors import ConfigError
+from sharpen.tasks.images import with_images
 from sharpen.types import Call, CallStatus
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class ModelWrapper:
         """Ask the model, `n` times at once; the experiences are in the history too.
 
         `sampling` takes n, temperature, top_p, top_k, max_tokens, stop, seed, tools, tool_choice; None is the model's
-        own. An assistant message at the end is the beginning of the answer. `response_text` is all that was sampled:
+        own. An assistant message at the end is the beginning of the answer. An image is a part of the type `image` (of
+        Pillow, a path, ...) or `image_url`. `response_text` is all that was sampled:
         no parser takes reasoning or tool calls out of it. Blocks the calling thread; raises `ConfigError` for an
         unknown argument, and openai's errors.
         """
@@ -239,7 +241,7 @@ class ModelWrapper:
         if self._history is None:
             extra["plain_text"] = True
         kept = {name: given[name] for name in PASSED if name in given}
-        return {"model": self.model_path, "messages": list(messages), "extra_body": extra, **kept}
+        return {"model": self.model_path, "messages": with_images(messages, ()), "extra_body": extra, **kept}
 
     def _answered(self, completion: ChatCompletion | Completion) -> list[Experience]:
         """The experiences of a response's choices."""

@@ -164,6 +164,8 @@ WORKFLOWS = Registry(
         "sciworld_workflow": f"{_WORLDS}:SciWorldWorkflow",
         "webshop_workflow": f"{_WORLDS}:WebShopWorkflow",
         "intercode_sql_workflow": f"{_WORLDS}:InterCodeSQLWorkflow",
+        "simple_mm_workflow": f"{_HERE}.workflows.pictures:SimpleMMWorkflow",
+        "async_simple_mm_workflow": f"{_HERE}.workflows.pictures:AsyncSimpleMMWorkflow",
         "sudoku_workflow": f"{_HERE}.workflows.sudoku:SudokuWorkflow",
         **_OF_AGENTSCOPE,
         "on_policy_distill_workflow": f"{_HERE}.distillation:OnPolicyDistillWorkflow",
@@ -180,8 +182,6 @@ WORKFLOWS = Registry(
         **dict.fromkeys(_OF_AGENTSCOPE, AGENTSCOPE),
     },
     absent={
-        "simple_mm_workflow": f"models of text only are trained; {_OWN}",
-        "async_simple_mm_workflow": f"models of text only are trained; {_OWN}",
         "agentscope_workflow_adapter": f"it wraps a function that no file can name; {_AGENT}",
         "agentscope_workflow_adapter_v1": f"it wraps a function that no file can name; {_AGENT}",
     },

@@ -30,6 +30,10 @@ class TasksetConfig(Strict):
     """System prompt of the simple workflows."""
     reply_prefix: str | None = None
     """What the simple workflows begin the answer with."""
+    image_key: str | None = None
+    """Field of the row that holds the images of the question."""
+    video_key: str | None = None
+    """Field of the row that holds videos, which no model reads here."""
     reward_fn: str | None = None
     """Registered name of the reward function, or `package.module:Class`."""
     reward_fn_args: dict[str, Any] = Field(default_factory=dict)
@@ -54,6 +58,8 @@ class FormatConfig:
     response_key: str = "response"
     system_prompt: str | None = None
     reply_prefix: str | None = None
+    image_key: str | None = None
+    video_key: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,6 +147,8 @@ def task_of(
             response_key=taskset.response_key,
             system_prompt=taskset.system_prompt,
             reply_prefix=taskset.reply_prefix,
+            image_key=taskset.image_key,
+            video_key=taskset.video_key,
         ),
         rollout_args=generation_config(taskset.rollout_args),
         workflow_args=copy.deepcopy(dict(workflow_args)),

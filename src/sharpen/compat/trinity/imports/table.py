@@ -48,6 +48,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "trinity.common.constants": _from("imports.functions", "TASKSET_PATH_ENV_VAR PLUGIN_DIRS_ENV_VAR"),
     "trinity.common.experience": _RECORDS,
     "trinity.common.models": _MODEL,
+    "trinity.common.models.mm_utils": _from("workflows.pictures", "build_mm_message"),
     "trinity.common.models.model": _MODEL,
     "trinity.common.rewards": _REWARDS,
     "trinity.common.rewards.reward_fn": _REWARDS,
@@ -74,6 +75,10 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     f"{_FLOWS}.rubric_judge_workflow": {
         **_USUAL,
         **_from("workflows.rubric", "RubricJudgeWorkflow RubricJudgeWorkflowWithAPI"),
+    },
+    f"{_FLOWS}.simple_mm_workflow": {
+        **_USUAL,
+        **_from("workflows.pictures", "SimpleMMWorkflow AsyncSimpleMMWorkflow"),
     },
     f"{_FLOWS}.on_policy_distill_workflow": {
         **_USUAL,

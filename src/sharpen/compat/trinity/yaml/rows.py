@@ -37,7 +37,10 @@ _OF_ROLLOUTS = (
 _FIELDS: dict[tuple[str, str], dict[str, str]] = {
     ("sft", "messages"): {"messages_key": "messages_key", "tools_key": "tools_key"},
     ("dpo", "messages"): {"messages_key": "prompt_key", "chosen_key": "chosen_key", "rejected_key": "rejected_key"},
-    ("sft", "plaintext"): {name: name for name in ("prompt_key", "response_key", "system_prompt", "tools_key")},
+    ("sft", "plaintext"): {
+        **{name: name for name in ("prompt_key", "response_key", "system_prompt", "tools_key")},
+        "image_key": "images_key",
+    },
     ("cpt", "plaintext"): {"prompt_key": "text_key"},
     ("dpo", "plaintext"): {name: name for name in ("prompt_key", "system_prompt", "chosen_key", "rejected_key")},
 }
@@ -50,8 +53,7 @@ FORMAT_KEYS = (
 """Keys of a buffer's format."""
 _FORMAT_RULES: dict[str, Rule] = {
     "system_prompt_key": refused("write the system message into the rows (prompt_type: messages)"),
-    "image_key": refused("models of text only"),
-    "video_key": refused("models of text only"),
+    "video_key": refused("videos are not read here"),
     "chat_template": refused(TEMPLATE),
 }
 

@@ -113,10 +113,10 @@ _SELECTOR: dict[str, Rule] = {
     "feature_keys kwargs": of_selector,
 }
 _FORMAT: dict[str, Rule] = {
-    "prompt_key response_key system_prompt reply_prefix": later,
+    "prompt_key response_key system_prompt reply_prefix image_key video_key": later,
     "prompt_type": idle("tasks are rows; the workflow makes the messages"),
     "system_prompt_key": refused("the system prompt is one for all tasks: use system_prompt"),
-    "messages_key tools_key image_key video_key chosen_key rejected_key": idle("the workflow gets the whole row"),
+    "messages_key tools_key chosen_key rejected_key": idle("the workflow gets the whole row"),
     "workflow_key reward_fn_key": _ONE_WORKFLOW,
     "enable_concatenated_multi_turn": _SUPERVISED,
     "chat_template": _NO_TEMPLATE,

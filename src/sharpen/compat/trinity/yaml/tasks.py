@@ -18,7 +18,11 @@ from sharpen.config.run import HELD_OUT
 
 _INPUT, _MODELS = "buffer.explorer_input", "explorer.auxiliary_models"
 _DATASET = {"path": "path", "split": "split", "subset_name": "name"}
-_FORMAT = {"prompt_key": "prompt", "response_key": "response", "system_prompt": None, "reply_prefix": None}
+_FORMAT = {
+    "prompt_key": "prompt",
+    "response_key": "response",
+    **dict.fromkeys(("system_prompt", "reply_prefix", "image_key", "video_key")),
+}
 """Parts of a taskset's format that workflows read, with Trinity-RFT's defaults."""
 _ARGUMENTS = {"workflow_args": "workflow_args", "reward_fn_args": "task_args.reward_fn_args"}
 """What is passed on, and where we keep it."""
