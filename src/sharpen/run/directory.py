@@ -14,16 +14,13 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-import yaml
-
 from sharpen.certificate.lineage import in_words
 from sharpen.config.former import former_run
-from sharpen.config.load import ResolvedConfig, write_resolved
+from sharpen.config.load import ResolvedConfig, write_config, write_given, write_resolved
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import read_steps
 from sharpen.experience.records import EVALUATIONS
-from sharpen.files import write_whole
 from sharpen.run.identity import Identity, used_rows_unchanged
 from sharpen.run.lock import locked
 from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, keep_settings, read_recorded
@@ -101,10 +98,9 @@ def open_run_directory(
         else:
             notes += _continue(path, RunRecord.of(config, identities), checkpoint, rows)
         if config_path is not None:
-            write_whole(path / "config.yaml", config_path.read_bytes(), lasting=False)
+            write_config(config_path, path / "config.yaml")
         elif not (path / "config.yaml").exists():
-            content = config.model_dump(mode="json", exclude_unset=True)
-            write_whole(path / "config.yaml", yaml.safe_dump(content, sort_keys=False), lasting=False)
+            write_given(config.model_dump(mode="json", exclude_unset=True), path / "config.yaml")
         noted = {f"{IDENTITY}{name}": dict(identity) for name, identity in identities.items()}
         write_resolved(path / "resolved.json", resolved, noted)
         yield RunDirectory(path=path, checkpoint=checkpoint, notes=tuple(notes))

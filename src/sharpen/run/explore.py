@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sharpen.config.load import ResolvedConfig, write_resolved
+from sharpen.config.load import ResolvedConfig, write_config, write_resolved
 from sharpen.decide import decide_rollouts
 from sharpen.exchange.announcement import Announcement
 from sharpen.exchange.batch import ExploredBatch
@@ -25,7 +25,6 @@ from sharpen.execution.place import Serving
 from sharpen.execution.probe import probe_at_start
 from sharpen.execution.start import start_serving
 from sharpen.execution.threads import let_idle_workers_sleep
-from sharpen.files import write_whole
 from sharpen.interrupts import stop_signals
 from sharpen.monitor.display import Display, StepReport
 from sharpen.monitor.stream import lasting_output
@@ -118,7 +117,7 @@ def open_folder(
         if before is not None:
             lines += check_same_run(path, before, RunRecord.of(resolved.config, identities))
         if config_path is not None:
-            write_whole(path / "config.yaml", config_path.read_bytes(), lasting=False)
+            write_config(config_path, path / "config.yaml")
         noted = {f"{IDENTITY}{name}": dict(identity) for name, identity in identities.items()}
         write_resolved(path / "resolved.json", resolved, noted)
         yield lines
