@@ -22,7 +22,7 @@ def load_tokenizer(folder: Path) -> Any:
     read."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except Exception as error:  # the library that reads tokenizer.json raises `Exception` itself
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"the tokenizer of {folder} cannot be loaded: {reason}") from error
     file = Path(folder) / _PROCESSORS_TEMPLATE
