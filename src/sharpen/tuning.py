@@ -124,8 +124,10 @@ def run_config(
 ) -> TuneResult:
     """Run a resolved configuration, for `tune()` and `sharpen run`. `workflow` may be any object, and is checked.
     `display` shows the run's panel already; without it, this shows it before anything heavy is imported."""
+    from sharpen.monitor.stream import open_missing_streams
     from sharpen.run.panel import open_display
 
+    open_missing_streams()
     with closing(display or open_display(resolved)) as display:
         from sharpen.run.assembly import open_loop
         from sharpen.run.check import check_first

@@ -17,7 +17,7 @@ from sharpen.run.identity import Identity, model_identity, rows_identity
 from sharpen.tasks.source import Row
 from sharpen.trainer.checkpoint import STATE, is_whole, point, pointed, repair, step_directory, write_directory
 from sharpen.trainer.checksums import write_checksums
-from sharpen.types import Task
+from sharpen.types import Group, Task
 
 NOTHING: Mapping[str, Identity] = {}
 ROWS: Mapping[str, Identity] = {"train_dataset": {"rows": 40, "digest": "ab"}, "model": {"bytes": 900, "digest": "cd"}}
@@ -316,6 +316,25 @@ def test_what_has_moved_is_known_by_what_it_holds(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"what train_dataset holds: 40 rows \(digest ab\) -> 41 rows \(digest ef\)"):
         opened(settings(tmp_path), other)
     assert opened(settings(tmp_path, **moved)).checkpoint is not None  # not noted: not compared
+
+
+def test_a_used_row_of_a_large_dataset_that_changed_is_named(tmp_path: Path):
+    """Red when a sample of the rows is compared alone: the question of row 1 was altered in silence."""
+    rows = [Task(id=f"train/{index}", index=index, row=Row(question=f"q {index}")) for index in range(3000)]
+    identities = {"train_dataset": rows_identity(rows)}
+    path = begun(tmp_path, 2, identities=identities)
+    with Journal(path / "run.db") as journal:
+        journal.add(Group(id="step-0/train/1", task=rows[1], version=0, rollouts=()))
+
+    def notes(now: list[Task]) -> tuple[str, ...]:
+        with open_run_directory(settings(tmp_path), None, {"train_dataset": rows_identity(now)}, now) as directory:
+            return directory.notes
+
+    assert notes(rows) == ()
+    altered = [*rows[:1], replace(rows[1], row=Row(question="other")), *rows[2:]]
+    assert rows_identity(altered) == identities["train_dataset"], "not one of the rows that the digest covers"
+    (note,) = notes(altered)
+    assert "train/1" in note
 
 
 def test_functions_are_known_by_file_and_name_as_far_as_they_have_one(tmp_path: Path):

@@ -37,6 +37,7 @@ from sharpen.cli.sweep import add_sweep, run_sweep
 from sharpen.cli.training import add_check, add_eval, add_run_command, run_check, run_eval, run_run
 from sharpen.cli.view import add_view, run_view
 from sharpen.errors import INVALID_INPUT, SharpenError
+from sharpen.monitor.stream import open_missing_streams
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _WRONG_PATH = {
@@ -84,6 +85,7 @@ COMMANDS: Mapping[str, Command] = {
 
 def main(argv: Sequence[str] | None = None, commands: Mapping[str, Run] | None = None) -> int:
     """Run one command and return its exit code. Our own errors are printed as one message to stderr."""
+    open_missing_streams()
     parser = build_parser()
     _complete(parser)
     arguments = parser.parse_args(argv)

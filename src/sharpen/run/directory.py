@@ -21,7 +21,7 @@ from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import read_steps
 from sharpen.experience.records import EVALUATIONS
-from sharpen.run.identity import Identity, used_rows_unchanged
+from sharpen.run.identity import ROWS, Identity, changed_rows, used_rows_unchanged
 from sharpen.run.lock import locked
 from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, keep_settings, read_recorded
 from sharpen.trainer.checkpoint import PREFIX, pointed, repair, step_of
@@ -159,6 +159,11 @@ def _continue(path: Path, now: RunRecord, checkpoint: Path, rows: Sequence[Task]
         lines.append("changed since the run last started: rows of train_dataset that it had not used yet")
         before = replace(before, identities={**before.identities, TRAINING: now.identities[TRAINING]})
     lines += check_same_run(path, before, now)
+    if len(rows) > ROWS and (changed := changed_rows(path / "run.db", rows)):  # fewer rows are compared whole
+        lines.append(
+            f"changed since the run used them: {len(changed)} rows of train_dataset ({', '.join(changed[:3])}"
+            f"{', ...' if len(changed) > 3 else ''})"
+        )
     if missing := _missing_records(path / "run.db", step_of(checkpoint)):
         lines.append(missing)
     if before.values != now.values:
