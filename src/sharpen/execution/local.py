@@ -1,5 +1,5 @@
-"""One process: the engines and their gateways on a serving thread, user code on its own loop, the trainer in the
-caller's thread.
+"""One process: the engines and their gateways on a serving thread, user code on its own loop (or in processes of its
+own, see `isolated.pool`), the trainer in the caller's thread.
 
 In: a `Job`. Out: `LocalServing` (what rollouts need: engine, gateway, auxiliary models, runner).
 """
@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from sharpen.compat.agentscope.console import silent_agents
+from sharpen.execution.attempts import attempt_runner
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.engines import load_policy, make_gateway
 from sharpen.execution.model_files import quiet_transformers
@@ -20,7 +21,7 @@ from sharpen.execution.probe import sample_probes
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.sessions import openers, user_functions
 from sharpen.recipe import Job, Recipe, RolloutRecipe, RowRecipe
-from sharpen.rollout.in_process import InProcess, Opener
+from sharpen.rollout.in_process import Opener
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.types import Experience, IntArray, Mode
 
@@ -72,7 +73,7 @@ class LocalServing:
             self.modes: Mapping[Mode, Opener] = openers(config, self.gateway, self.auxiliary)
             functions = user_functions(job)
             self.runner = RolloutRunner(
-                InProcess(functions, config.rollout.timeout_s),
+                attempt_runner(functions, config.rollout),
                 self.modes["sampled"],
                 config.rollout,
                 config.algorithm.group_size,
