@@ -115,7 +115,8 @@ class RolloutConfig(Strict):
     those of known frameworks (docs/use/failures.md)."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of workflow and judge, set before their code is loaded (in one process they apply to the
-    whole run). They are written to the run's folder, so do not put keys here."""
+    whole run). They are written to the run's folder, with `***` in place of those whose name says that they are secret
+    (docs/understand/security.md)."""
     choices: Literal["used", "all"] = "used"
     """Which answers to a request with `n` > 1 train: the one that the agent continued with or returned, or all of them,
     for agents that vote."""

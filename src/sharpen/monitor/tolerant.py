@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from sharpen.config.secrets import hide
 from sharpen.monitor.services import Rows
 
 PATIENCE_S = 2.0
@@ -187,7 +188,7 @@ class TolerantSink:
             write.write(self._sink)
         except BaseException as error:  # the boundary to a package and a service that are not ours, in their thread
             write.tries += 1
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = hide((str(error).strip() or type(error).__name__).splitlines()[0])
             with self._changed:
                 self.refused += 1
                 if self.refused == 1:

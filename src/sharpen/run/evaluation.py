@@ -259,6 +259,7 @@ def _endpoint_runner(
         model_name=endpoint["model_name"],
         base_url=endpoint["base_url"],
         api_key=endpoint["api_key"],
+        listen=config.gateway.model_copy(update={"port": 0}),
     )
     stack.callback(policy.close)
     open_sampled = opener(policy.open, auxiliary)
