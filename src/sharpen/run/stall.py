@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from sharpen.rollout.places import place_of_frame, place_of_task
 
@@ -88,7 +89,8 @@ def stacks() -> str:
         for ident, frame in sys._current_frames().items()
     ]
     for task in _tasks():
-        waiting, lines = task.get_coro(), []
+        waiting: Any = task.get_coro()
+        lines = []
         while (frame := getattr(waiting, "cr_frame", None)) is not None:
             lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}\n')
             waiting = getattr(waiting, "cr_await", None)
