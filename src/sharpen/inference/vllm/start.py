@@ -120,7 +120,7 @@ def _cpu_settings(config: Any, max_model_len: int, max_slots: int) -> dict[str, 
     """Return the settings for a CPU.
 
     Prompts are not computed in parts: vLLM 0.32 would rewind the random generator of a part, which a seeded generator
-    cannot do on a CPU, and die. Prefixes of recurrent layers, which vLLM keeps only where prompts are computed in parts,
+    cannot do on a CPU, and die. Prefixes of recurrent layers, which vLLM keeps only where prompts come in parts,
     are therefore not kept. Nothing is compiled: it is unproven that graphs follow newly packed weights.
     """
     return {
