@@ -71,33 +71,34 @@ def describe_run(run_dir: Path) -> RunLine:
     """Read what a run directory says about itself."""
     from sharpen.run.found import last_written
     from sharpen.run.lock import is_working
+    from sharpen.view.files import read_json
 
-    settings = {name: found.get("value") for name, found in _read(run_dir / "resolved.json").items() if found}
-    summary = _read(run_dir / "summary.json")
-    verdict = summary.get("verdict") or {}
-    mode = settings.get("evaluation.decided_by") or "sampled"
+    settings = {name: _object(found).get("value") for name, found in read_json(run_dir / "resolved.json")[0].items()}
+    summary = read_json(run_dir / "summary.json")[0]
+    verdict = _object(summary.get("verdict"))
+    mode = str(settings.get("evaluation.decided_by") or "sampled")
     working = is_working(run_dir)
     return RunLine(
         name=f"{run_dir.parent.name}/{run_dir.name}",
         run_dir=run_dir,
         state="running" if working else "done" if verdict else "stopped",
         step=_last_step(run_dir / "metrics.jsonl"),
-        model=settings.get("model.model_path"),
-        algorithm=settings.get("algorithm.algorithm_type"),
-        before=_result(summary, "before", mode),
-        after=_result(summary, "after", mode),
-        verdict=None if working else verdict.get("kind"),
+        model=_text(settings.get("model.model_path")),
+        algorithm=_text(settings.get("algorithm.algorithm_type")),
+        before=measured(summary, "before", mode),
+        after=measured(summary, "after", mode),
+        verdict=None if working else _text(verdict.get("kind")),
         written=last_written(run_dir),
     )
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    """Read a JSON object; an empty one if it is missing or damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+def _object(value: Any) -> Mapping[str, Any]:
+    """Return what must be an object; an empty one if it is damaged."""
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _last_step(metrics: Path) -> int | None:
@@ -116,11 +117,12 @@ def _last_step(metrics: Path) -> int | None:
     return None
 
 
-def _result(summary: Mapping[str, Any], when: str, mode: str) -> float | None:
-    rewards = summary.get(when) or {}
-    found = (rewards.get(mode) or {}).get("accuracy")
+def measured(summary: Mapping[str, Any], when: str, mode: str) -> float | None:
+    """Return what a summary says of the held-out tasks `before` or `after`: the accuracy in a mode, or the loss of a
+    run without rollouts; None if it says nothing."""
+    found = _object(_object(summary.get(when)).get(mode)).get("accuracy")
     if found is None:
-        found = ((summary.get("held_out") or {}).get(when) or {}).get("loss")
+        found = _object(_object(summary.get("held_out")).get(when)).get("loss")
     return found if isinstance(found, float | int) else None
 
 

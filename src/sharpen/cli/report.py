@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sharpen.cli.arguments import add_json, add_run, print_json, run_of, say
+from sharpen.cli.arguments import add_json, add_price, add_run, print_json, run_of, say
 from sharpen.errors import ConfigError
 from sharpen.files import write_whole
 
@@ -20,7 +20,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--md", action="store_true", help="print it as Markdown, for a pull request")
     what.add_argument("--output", type=Path, metavar="FILE", help="write this file (default: report.html in the run)")
-    parser.add_argument("--price-per-hour", type=float, metavar="X", help="what the machine costs an hour")
+    add_price(parser)
     add_json(parser)
 
 

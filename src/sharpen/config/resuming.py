@@ -39,6 +39,9 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
             "gateway.max_requests_per_key",
             "cluster.worker_output",
             "rollout.max_concurrent_rollouts",
+            "rollout.isolation",
+            "rollout.num_processes",
+            "rollout.memory_mb",
             "rollout.env_vars",
         ),
         *("model.tensor_parallel_size", "model.inference_engine_num"),
@@ -48,6 +51,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
         *("trainer.max_tokens_per_micro_batch", "trainer.gradient_checkpointing", "trainer.num_processes"),
         *("trainer.cpu_offload", "trainer.offload_activations"),
     ),
+    "how long the run keeps what was said; what is dropped does not come back": ("journal.keep_steps",),
     "without effect there": (
         *("eval_dataset.total_epochs", "eval_dataset.total_steps"),
         *("expert.dataset.total_epochs", "expert.dataset.total_steps"),

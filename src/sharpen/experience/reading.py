@@ -1,7 +1,7 @@
 """Reads a journal (`run.db`), also while a run is writing it.
 
-In: its path. Out: records equal to those that were added, except that tuples become lists, and values of a task's row
-that JSON cannot hold become text.
+In: its path. Out: records equal to those that were added, except that tuples become lists, values of a task's row that
+JSON cannot hold become text, and rollouts whose text was dropped (`trimming`) are marked as `trimmed`.
 
 Shape suffixes: P prompt tokens, S sampled tokens of a call.
 """
@@ -438,7 +438,15 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         traceback=traceback,
         seconds=row["seconds"],
         started=rollout_started,
+        trimmed=_is_trimmed(connection, row["group_key"]),
     )
+
+
+def _is_trimmed(connection: sqlite3.Connection, group_key: int) -> bool:
+    """Whether the text of a group's rollouts was dropped; never in a journal without this table."""
+    if not has(connection, "trimmed"):
+        return False
+    return connection.execute("SELECT 1 FROM trimmed WHERE group_key = ?", (group_key,)).fetchone() is not None
 
 
 def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite3.Row]:

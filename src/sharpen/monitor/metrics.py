@@ -19,6 +19,7 @@ from typing import IO, Any, Protocol, get_args, runtime_checkable
 
 from sharpen.config.extras import install_command
 from sharpen.config.public import MonitorType
+from sharpen.config.secrets import hide
 from sharpen.errors import ConfigError, JournalError
 from sharpen.files import write_whole
 from sharpen.monitor.services import SERVICES, Rows
@@ -103,7 +104,7 @@ class TolerantSink:
         except Exception as error:  # the boundary to a package and a service that are not ours
             self.refused += 1
             if self.refused == 1:
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                reason = hide((str(error).strip() or type(error).__name__).splitlines()[0])
                 self._say(
                     f"  ! {self._name} could not {what} ({type(error).__name__}: {reason}): the run continues, "
                     "metrics.jsonl has every number; further failures are counted"

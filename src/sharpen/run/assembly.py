@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sharpen.config.load import ResolvedConfig, value_leaves
+from sharpen.config.load import ResolvedConfig, shown_settings
 from sharpen.config.run import RunConfig
 from sharpen.decide import decide
 from sharpen.errors import ConfigError, JournalError
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _ROLLOUTS_ONLY = (
     *("algorithm.group_size", "sampling.max_refill", "sampling.reward_", "sampling.overlong", "sampling.difficulty"),
     *("sampling.replay", "sampling.max_staleness", "sampling.operators"),
-    *("check.", "critic.", "distill.", "sync.", "monitor_rollouts"),
+    *("check.", "critic.", "distill.", "sync.", "monitor_rollouts", "journal."),
 )
 """Prefixes of the settings that have no effect without rollouts."""
 _AGENT_ONLY = (
@@ -413,7 +413,7 @@ def _monitor(site: Site, step: int) -> Monitor:
         config.monitor_type,
         project=config.project,
         name=directory.path.name,
-        config={".".join(place): value for place, value in value_leaves(config).items()},
+        config=shown_settings(config),
         say=site.display.message,
         resume_step=step if directory.checkpoint is not None else None,
     )

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import torch
 from torch.autograd.graph import save_on_cpu
-from transformers import AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sharpen.errors import ModelError
 from sharpen.families.balance import Balance
 from sharpen.families.checkpoint import write_checkpoint
+from sharpen.families.configuration import read_config
 from sharpen.families.experts import experts_of, round_experts
 from sharpen.families.marks import Shown, both_ways
 from sharpen.families.modules import decoder_of, freeze_towers, load_module, text_parameters
@@ -442,7 +442,7 @@ def _gaps(logits_NV: torch.Tensor, own_NV: torch.Tensor) -> torch.Tensor:
 
 def read_module(source: str | Path, device: torch.device) -> Any:
     """Load a Hugging Face causal model in fp32. Raises `ModelError` for unsupported architectures."""
-    config = AutoConfig.from_pretrained(source)
+    config = read_config(source)
     refuse_unsupported(config, str(source), "trainer")
     return load_module(source, config, torch.float32, device)
 
