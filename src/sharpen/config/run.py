@@ -425,6 +425,9 @@ class RunConfig(Strict):
     `trackio`)."""
     time_limit_s: float | None = Field(default=None, gt=0.0)
     """Training stops after the step in which this time has passed."""
+    stall_report_s: float | None = Field(default=600.0, gt=0.0)
+    """Seconds without any finished call, rollout or step after which the run says, once, what waits where; it never
+    ends anything. None says nothing."""
     seed: int = Field(default=0, ge=0)
     """Seed of everything random in the run."""
     deterministic: bool = False

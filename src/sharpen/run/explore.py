@@ -31,6 +31,7 @@ from sharpen.monitor.stream import lasting_output
 from sharpen.recipe import RolloutRecipe
 from sharpen.rollout.refill import StepRollouts, num_sampled_tokens
 from sharpen.rollout.statistics import summarize
+from sharpen.rollout.user_loop import owner
 from sharpen.run.data import read_tasks
 from sharpen.run.explorer import Explorer
 from sharpen.run.former_formats import with_former_formats
@@ -78,7 +79,7 @@ def explore(
         )
         lines = stack.enter_context(open_folder(run_dir / EXPLORER, resolved, config_path, identities))
         stack.enter_context(stop_signals())
-        stack.enter_context(lasting_output())
+        stack.enter_context(lasting_output(owner.get))
         display = stack.enter_context(contextlib.closing(Display(total, sys.stdout)))
         for line in (*resolved.notices, *resolved.overrides, *job.notices, *lines, *data.messages):
             display.message(line)
