@@ -38,10 +38,11 @@ def seeing_toy(kind, folder, toy_model_dir):
     return Toy(folder=made, experiences=found)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_vl", "gemma3"])
-def test_same_losses_and_weights_as_one_process(tmp_path, toy_model_dir, kind):
+@pytest.mark.parametrize(("kind", "config"), [("qwen3_vl", {}), ("gemma3", {}), ("qwen3_vl", {"train_towers": True})])
+def test_same_losses_and_weights_as_one_process(tmp_path, toy_model_dir, kind, config):
+    """A trained tower has a gradient on both ranks, whichever has images: else they would wait for each other."""
     toy = seeing_toy(kind, tmp_path / "model", toy_model_dir)
-    plan = make_plan(toy)
+    plan = make_plan(toy, **config)
     one, group = one_process(plan), group_of(plan)
     first = one.train_step(toy.batches())
     assert first.values["logprob_gap_max"] < 1e-4
