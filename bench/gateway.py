@@ -7,7 +7,8 @@ sockets, 64 rollouts at a time), both beyond the SDK alone; and `idle_kb`, the m
 Each rollout opens a session, asks two questions (a tool call, then an answer; tool schema in the prompt), and closes.
 The SDK alone is the same agent and SDK on a transport that answers from memory. All 1,000 wait at the same time:
 neither side answers before every rollout has asked. CPU time is of the whole process (`time.process_time`), client and
-server together. What was loaded before is frozen for the garbage collector, on both sides, as a run does it.
+server together. The garbage collector is set as a run sets it, on both sides: what was loaded before is frozen, and it
+looks for garbage less often.
 
 More than half of what HTTP adds is the client's own: the SDK's socket, which it pays with any server. `sdk on sockets`
 shows it: the same clients against a server that finds the end of a request and writes bytes that it has, in this
@@ -42,6 +43,7 @@ from report import finish
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from sharpen.execution.local import NEW_OBJECTS
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import GenerateRequest, Generation
 
@@ -250,6 +252,7 @@ class Bench:
         self.tokenizer = make_tokenizer(texts)
         self.bodies = self._bodies()
         gc.freeze()
+        gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
 
     def gateway(self, crowd: Crowd) -> Gateway:
         """A fresh gateway: nothing cached from the last repeat."""

@@ -13,23 +13,27 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # what the benchmarks share
 
 import httpx
 from report import finish
-from shop_runs import Maker, RunSize, make_run
+from shop_runs import Maker, RunSize, make_run, photograph
 
 FIRST_PAINT_S, ROLLOUT_S, SEARCH_S = 1.0, 0.2, 1.0
 GROUP, BATCH = 16, 16
+PICTURES = 500
+"""How many different ones the tasks show; each call of a rollout has one in its prompt, and each trained token its
+entropy."""
 
 
 def main() -> int:
@@ -49,6 +53,10 @@ def main() -> int:
                 _look(client, key, times, options.rollouts)
         size_mb = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()) / 2**20
         journal_mb = (run / "run.db").stat().st_size / 2**20
+        with closing(sqlite3.connect(run / "run.db")) as journal:
+            tables = ("calls", "entropies", "call_pictures")
+            rows = {table: journal.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in tables}
+    print(", ".join(f"{count:,} rows of {table}" for table, count in rows.items()))
     return _report(times, index_s, size_mb, journal_mb, options.rollouts)
 
 
@@ -59,7 +67,7 @@ def _run(path: Path, rollouts: int) -> Path:
             steps=steps, batch_size=BATCH, group_size=GROUP, tasks=2000, held_out=256, evaluations=(steps // 2,)
         )
         started = time.perf_counter()
-        make_run(path, Maker(size=size))
+        make_run(path, Maker(size=size, pictures=PICTURES))
         print(f"made {size.rollouts:,} rollouts in {time.perf_counter() - started:.0f} s", flush=True)
     return path
 
@@ -103,6 +111,7 @@ def _look(client: httpx.Client, key: str, times: dict[str, list[float]], rollout
         ("rollouts", f"/run/{key}/rollouts"),
         ("a rollout", f"/run/{key}/rollout/t{place}"),
         ("its tokens", f"/run/{key}/rollout/t{place}/tokens.json?call=1"),
+        ("a picture", f"/run/{key}/image/{photograph(place % PICTURES).sha256}"),
         ("search: two words, few hits", f"/run/{key}/rollouts?text=shelf+1{place % 900}"),
         ("search: a word of all rollouts", f"/run/{key}/rollouts?text=shelf"),
         ("search: a word and filters", f"/run/{key}/rollouts?text=candles&outcome=ok&reward_low=1&tool=look_up"),
@@ -123,7 +132,7 @@ def _report(times: dict[str, list[float]], index_s: float, size_mb: float, journ
     medians = {name: statistics.median(values) for name, values in times.items()}
     slowest = {name: max(values) for name, values in times.items()}
     limits = dict.fromkeys(medians, FIRST_PAINT_S)
-    limits |= {name: ROLLOUT_S for name in medians if name.startswith(("a rollout", "its tokens"))}
+    limits |= {name: ROLLOUT_S for name in medians if name.startswith(("a rollout", "its tokens", "a picture"))}
     rows = [
         (name, 1000 * medians[name], 1000 * slowest[name], 1000 * limits[name], len(times[name])) for name in medians
     ]

@@ -7,6 +7,8 @@ files by the functions that a run calls. The text is made of words of a small to
 
 from __future__ import annotations
 
+import functools
+import io
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from sharpen.config.load import resolve, write_resolved
@@ -34,6 +37,8 @@ from sharpen.types import (
     Group,
     IntArray,
     Outcome,
+    Picture,
+    PictureSpan,
     Rollout,
     Sampling,
     Task,
@@ -90,10 +95,11 @@ class RunSize:
 @dataclass(slots=True)
 class Maker:
     """Makes the records of a run. `said` replaces what the agent answers with, by a rollout's id; `messages` the
-    messages of its first call."""
+    messages of its first call. With `pictures` each task shows one of so many photographs of a shelf."""
 
     size: RunSize = field(default_factory=RunSize)
     seed: int = 0
+    pictures: int = 0
     said: Mapping[str, str] = field(default_factory=dict)
     messages: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     learns: bool = True
@@ -142,9 +148,10 @@ class Maker:
 
     def _calls(self, draw: random.Random, task: int, step: int, said: str, id_: str) -> list[Call]:
         thing = THINGS[task % 10]
+        shown = (photograph(task % self.pictures),) if self.pictures else ()
         asked = self.messages.get(id_) or (
             {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": question(task)},
+            {"role": "user", "content": with_pictures(question(task), shown)},
         )
         look = {"id": f"look-{task}", "type": "function"}
         look["function"] = {"name": "look_up", "arguments": json.dumps({"thing": thing})}  # type: ignore[assignment]
@@ -157,6 +164,7 @@ class Maker:
             draw,
             messages=tuple(asked),
             response={"role": "assistant", "content": "I will look it up", "tool_calls": [look]},
+            pictures=tuple(PictureSpan(picture=one, start=0, length=1) for one in shown),
         )
         result = {"role": "tool", "tool_call_id": look["id"], "content": f"the shelf holds {answer(task)} {thing}"}
         words = " ".join(draw.choices(WORDS[:30], k=self.size.words))
@@ -199,8 +207,9 @@ def make_call(
     messages: tuple[Mapping[str, Any], ...],
     response: Mapping[str, Any],
     index_of: int | None = None,
+    pictures: tuple[PictureSpan, ...] = (),
 ) -> Call:
-    """Make a call; its prompt continues its parent's ids."""
+    """Make a call; its prompt continues its parent's ids, and shows its parent's pictures."""
     before = [] if parent is None else [*parent.prompt_ids_P.tolist(), *parent.sampled_ids_S.tolist()]
     sampled = [*sampled, END]
     return Call(
@@ -216,6 +225,7 @@ def make_call(
         messages=messages,
         tools=(TOOL,),
         response=response,
+        pictures=pictures if parent is None else parent.pictures,
         seconds=0.2 + draw.random(),
     )
 
@@ -233,6 +243,21 @@ def in_time(calls: Sequence[Call], began: float, waits: random.Random) -> tuple[
 def question(task: int) -> str:
     """What is asked in a task."""
     return f"How many {THINGS[task % 10]} are in stock on shelf {task}?"
+
+
+@functools.cache
+def photograph(number: int) -> Picture:
+    """A picture of a shelf, of some kilobytes."""
+    noise = np.random.default_rng(number).integers(0, 256, (40, 40, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).save(file, "PNG")
+    return Picture.of(file.getvalue())
+
+
+def with_pictures(text: str, pictures: Sequence[Picture]) -> Any:
+    """A message's content: text alone, or in parts with pictures, as the journal keeps them."""
+    parts = [{"type": "image_url", "image_url": {"url": f"sha256:{one.sha256}"}} for one in pictures]
+    return [*parts, {"type": "text", "text": text}] if parts else text
 
 
 def answer(task: int) -> int:

@@ -2,18 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
+_PARTIAL = ".partial"
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that other processes see whole or not at all, and that is on disk when this returns."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+
+def write_whole(path: Path, content: bytes | str, *, lasting: bool = True) -> None:
+    """Write a file that other processes see whole or not at all, and that is on disk when this returns; one that can be
+    made again need not be (`lasting`). Text is written as UTF-8; what that cannot hold (half of a surrogate pair) as an
+    escape. Several threads and processes may write the same file: one of them wins. Raises `OSError` with the name of
+    the file."""
+    if isinstance(content, str):
+        content = content.encode("utf-8", "backslashreplace")
+    if path.exists() and not path.is_file():  # a device, a pipe: nothing to replace
+        path.write_bytes(content)
+        return
+    partial = _partial_of(path)
     try:
-        with partial.open("wb") as file:
+        with partial.open("xb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path.resolve())
+    except OSError as error:
+        error.filename, error.filename2 = os.fspath(path), None
+        raise
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise `OSError` with the name of the file if `write_whole` could not write it: before the work whose result it
+    is to hold."""
+    if path.exists() and not path.is_file():
+        with path.open("ab"):
+            return
+    partial = _partial_of(path)
+    try:
+        partial.touch()
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def partial_files(folder: Path) -> Iterator[Path]:
+    """Yield what `write_whole` left in a folder when its process was killed."""
+    return folder.glob(f".*{_PARTIAL}")
+
+
+def _partial_of(path: Path) -> Path:
+    """Return the name beside a file under which it is written; no other writer has the same."""
+    path = path.resolve()
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_PARTIAL}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from sharpen.algorithm.advantages import ADVANTAGES
 from sharpen.algorithm.presets import Algorithm
 from sharpen.algorithm.resolve import algorithm_of
 from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, learns_from_rows, resolve_supervised
@@ -112,6 +113,11 @@ def _rollout_problems(recipe: RolloutRecipe) -> Iterator[str]:
                 f"model.{name} is {value:g}, but {algorithm.name!r} needs tokens sampled from the model's whole "
                 f"distribution: set {name} to {whole}, or train without a probability ratio (raft)"
             )
+    if config.journal.keep_steps is not None and ADVANTAGES[algorithm.advantage].by_states:
+        yield (
+            f"journal.keep_steps is {config.journal.keep_steps}, but {algorithm.advantage!r} compares states, which "
+            "messages show: without them its steps could not be certified. Leave it out"
+        )
     if config.model.temperature == 0.0:
         yield "model.temperature is 0: all greedy rollouts of a task are the same, so nothing is learned; set it to 1"
 

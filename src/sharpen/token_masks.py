@@ -121,9 +121,9 @@ class TokenMasks:
 def _read_vocabulary(folder: str | Path) -> Vocabulary:
     from transformers import AutoConfig, AutoTokenizer
 
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     return Vocabulary(
-        tokenizer=AutoTokenizer.from_pretrained(folder),
+        tokenizer=AutoTokenizer.from_pretrained(folder, trust_remote_code=False),
         vocab_size=config.get_text_config().vocab_size,
         end_ids=_end_ids(folder, config),
     )

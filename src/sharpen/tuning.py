@@ -23,6 +23,8 @@ from sharpen.rollout.signature import name_of
 
 if TYPE_CHECKING:
     from sharpen.monitor.display import Display
+    from sharpen.run.assembly import Site
+    from sharpen.run.loop import Loop
     from sharpen.run.result import TuneResult
 
 
@@ -111,20 +113,32 @@ def run_config(
     with closing(display or open_display(resolved)) as display:
         from sharpen.run.assembly import open_loop
         from sharpen.run.check import check_first
-        from sharpen.run.outcome import end_early, judge_run, result, write_outcome
+        from sharpen.run.outcome import judge_run, result, write_outcome
 
         with open_loop(resolved, workflow, judge, config_path, display) as (loop, site):
-            verdict = None
             try:
                 check_first(loop, site)
                 loop.run()
                 verdict = judge_run(loop, site)
-            finally:  # also after a failure
                 write_outcome(loop, site, verdict)
-                _write_report(site.directory.path, site.display.message)
-                if verdict is None:
-                    end_early(site)
+            except BaseException:
+                _end_early(loop, site)
+                raise
+            _write_report(site.directory.path, site.display.message)
             return result(loop, site, verdict)
+
+
+def _end_early(loop: Loop, site: Site) -> None:
+    """Write what there is of a run that an error or an interrupt ends. What cannot be written is said: the error that
+    ends the run is the one to raise."""
+    from sharpen.run.outcome import end_early, write_outcome
+
+    try:
+        write_outcome(loop, site, None)
+    except Exception as error:
+        site.display.message(f"the results so far could not be written ({type(error).__name__}: {error})")
+    _write_report(site.directory.path, site.display.message)
+    end_early(site)
 
 
 def _write_report(run_dir: Path, message: Callable[[str], None]) -> None:

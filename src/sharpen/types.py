@@ -279,7 +279,8 @@ class Rollout:
 
     `error` is one line: type, message, place; `traceback` has the lines of user code and libraries that led to it, if
     an exception did. `started` is in seconds since 1970 (None: unknown). `unrecorded_answers` counts answers that are
-    not in `calls` (of an endpoint that is evaluated); None if unknown because the attempt's process died.
+    not in `calls` (of an endpoint that is evaluated); None if unknown because the attempt's process died. `trimmed`
+    says that the journal has dropped its text (`journal.keep_steps`): its calls have no messages, and empty responses.
     """
 
     id: str
@@ -299,6 +300,7 @@ class Rollout:
     seconds: float = 0.0
     started: float | None = None
     unrecorded_answers: int | None = 0
+    trimmed: bool = False
 
     @property
     def answers(self) -> tuple[Call, ...]:

@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from sharpen.errors import ConfigError
 from sharpen.experience.entropies import read_entropies
 from sharpen.experience.evidence import read_delivery
 from sharpen.experience.reading import open_journal, read_groups, read_steps
+from sharpen.trainer.checkpoint import pointed
+from sharpen.trainer.checksums import write_checksums
 
 
 async def two_calls(task, model):
@@ -137,8 +140,33 @@ def test_weights_that_are_not_those_that_sampled_are_found(run_dir):
     noise = torch.Generator().manual_seed(0)
     spoilt = {name: w + 0.05 * torch.randn(w.shape, generator=noise).to(w.dtype) for name, w in weights.items()}
     save_file(spoilt, file, metadata={"format": "pt"})
+    write_checksums(file.parent)  # as one would who wants them to pass for what was saved
     problems = certify(run_dir).problems
     assert any("differ at policy version 2" in problem for problem in problems)
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_bit_that_changed_in_the_weights_is_said(finished, run_dir):
+    """Red without checksums: the last weights sampled no recorded token, so that nothing else looks at them."""
+    latest = pointed(run_dir, "latest")
+    flip_a_bit(latest / "model.safetensors")
+    (problem,) = certify(run_dir, logprobs=False).problems
+    assert problem.startswith(latest.name)
+    assert "model.safetensors changed" in problem
+
+
+def test_earlier_weights_that_changed_are_not_compared(finished, run_dir):
+    earlier = run_dir / "global_step_1"
+    assert earlier != pointed(run_dir, "latest")
+    flip_a_bit(earlier / "model.safetensors")
+    found = certify(run_dir)
+    assert found.holds, found.problems
+    assert any("global_step_1" in what and "model.safetensors changed" in what for what in found.not_recomputed)
 
 
 def test_what_is_no_run_directory_is_said(tmp_path):

@@ -85,6 +85,26 @@ def test_ls_tells_running_stopped_and_done_runs_apart(tmp_path: Path, capsys):
     assert "0.250 -> 0.750" in next(line for line in table if "Project/done" in line)
 
 
+@pytest.mark.parametrize("content", ["[]", "5", '{"verdict": 5, "model.model_path": 3, "before": [], "held_out": 1}'])
+def test_ls_leaves_empty_what_is_damaged(tmp_path: Path, capsys, content):
+    """Red where an object is taken for granted: no run is listed because of one that is damaged."""
+    run = make_run(tmp_path, "damaged")
+    for name in ("resolved.json", "summary.json"):
+        (run / name).write_text(content)
+    make_run(tmp_path, "whole")
+    assert main(["ls", "--root", str(tmp_path), "--json"]) == 0
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert found["Project/damaged"] | {"written": 0} == {
+        **dict.fromkeys(("model", "algorithm", "before", "after", "verdict")),
+        "name": "Project/damaged",
+        "run_dir": str(run),
+        "state": "stopped",
+        "step": 1,
+        "written": 0,
+    }
+    assert found["Project/whole"]["model"] == "org/base"
+
+
 def test_a_process_that_was_killed_does_not_work_any_more(tmp_path: Path, capsys):
     """Red where whatever the lock's file says is believed."""
     run = make_run(tmp_path, "killed")

@@ -5,6 +5,7 @@ import shutil
 import struct
 
 import pytest
+from shop_runs import Maker, RunSize, make_run
 
 from sharpen.cli.main import main
 from sharpen.config.functions import import_function
@@ -124,3 +125,51 @@ def test_a_file_of_the_user_that_exits_is_said(tmp_path):
     (tmp_path / "leaves_early.py").write_text("import sys\ndef run(task): ...\nsys.exit(0)\n")
     with pytest.raises(ConfigError, match=r"leaves_early\.py fails when it is imported: SystemExit: 0"):
         import_function(f"{tmp_path}/leaves_early.py:run")
+
+
+@pytest.mark.parametrize(
+    ("vary", "named"),
+    [("seed=[", "not YAML"), ("seed=1,,2", "commas"), ("seed=0:inf", "finite"), ("name=a,b", "name cannot be varied")],
+)
+def test_what_cannot_be_varied_is_said_before_a_run(tmp_path, capsys, vary, named):
+    (tmp_path / "run.yaml").write_text("")
+    said = refused(capsys, "sweep", "--config", str(tmp_path / "run.yaml"), "--vary", vary)
+    assert vary in said
+    assert named in said
+
+
+def test_a_seed_that_no_run_takes_is_said_before_the_first_run(tmp_path, capsys, model, toy_dataset):
+    settings = {"train_dataset": {"path": str(toy_dataset)}, "model": {"model_path": str(model), "max_model_len": 64}}
+    (tmp_path / "run.yaml").write_text(json.dumps({"workflow": "agent.py:run", **settings}))
+    said = refused(capsys, "seeds", "--config", str(tmp_path / "run.yaml"), "--seeds", "0,-1")
+    assert "seed" in said
+    assert "-1" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report", "--price-per-hour", "nan"],
+        ["compare", "a", "b", "--price-per-hour", "-1"],
+        ["view", "--price-per-hour", "inf"],
+        ["view", "--port", "70000"],
+        ["export", "--for", "sft", "--to", "x", "--min-reward", "nan"],
+        ["sweep", "--config", "x", "--vary", "seed=1,2", "--seed", "-1"],
+    ],
+)
+def test_a_number_that_is_none_is_refused(words, capsys):
+    """Money, a port, a reward that every comparison would be false with."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert words[-1] in capsys.readouterr().err
+
+
+def test_a_name_that_no_folder_can_have_is_refused(tmp_path, capsys):
+    assert "name another folder" in refused(capsys, "init", str(tmp_path / ("x" * 300)), "--model", "some/model")
+
+
+def test_a_folder_is_no_place_for_a_report(tmp_path, capsys):
+    make_run(tmp_path / "run", Maker(size=RunSize(steps=1, batch_size=1, group_size=2, tasks=2, held_out=2)))
+    for place in ("", str(tmp_path)):
+        assert "--output" in refused(capsys, "report", str(tmp_path / "run"), "--output", place)

@@ -37,3 +37,14 @@ def test_each_extra_is_on_the_page_of_installation() -> None:
     )
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert named == extras.keys() - {"dev"}
+
+
+def test_each_page_that_the_program_names_exists() -> None:
+    """Red when a message sends its reader to a page that is not there."""
+    named = {
+        (page, path.name)
+        for path in (ROOT / "src").rglob("*.py")
+        for page in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 10
+    assert [one for one in sorted(named) if not (ROOT / one[0]).exists()] == []

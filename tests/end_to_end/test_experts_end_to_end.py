@@ -6,8 +6,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from expert_toys import put_experts
+from transformers import AutoModelForCausalLM
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.certificate.certify import certify
@@ -29,17 +29,7 @@ async def prefers_letter(task, model):
 @pytest.fixture
 def moe_dir(tmp_path: Path, write_toy_model) -> Path:
     """The toy model's tokenizer with a mixture of 8 experts."""
-    folder = write_toy_model(tmp_path / "model")
-    dense = json.loads((folder / "config.json").read_text())
-    kept = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
-    kept += ("max_position_embeddings", "tie_word_embeddings", "eos_token_id", "pad_token_id")
-    torch.manual_seed(0)
-    settings = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{name: dense[name] for name in kept}, **settings))
-    for layer in model.model.layers:
-        torch.nn.init.normal_(layer.mlp.gate.weight)
-    model.save_pretrained(folder)
-    return folder
+    return put_experts(write_toy_model(tmp_path / "model"))
 
 
 def run(folder: Path, model: Path, dataset: Path, **settings):

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from expert_toys import put_experts
 from processes import python, wait_for
 
 from sharpen.certificate.certify import certify
@@ -62,6 +63,25 @@ def test_a_trainer_learns_from_what_an_explorer_collected_before(config, capsys)
     assert [step.metrics["sync/staleness_max"] for step in steps] == [0, 1, 2, 3]
     assert not certify(run_dir(config)).problems
     assert pointed(run_dir(config), "latest") is not None
+
+
+def test_a_trainer_replays_the_experts_that_an_explorer_recorded(config, write_toy_model):
+    """They travel with the calls through the exchange."""
+    model = put_experts(write_toy_model(config.parent / "experts"))
+    of_experts = (f"model.model_path={model}", "train_dataset.total_steps=2")
+    assert main(half(config, "explore", *of_experts)) == 0
+    assert main(half(config, "train", *of_experts)) == 0
+    calls = [
+        call
+        for group in read_groups(run_dir(config) / "run.db")
+        for rollout in group.rollouts
+        for call in rollout.calls
+    ]
+    assert {call.routes_NLK.shape[1:] for call in calls} == {(2, 2)}
+    steps = read_steps(run_dir(config) / "run.db")
+    assert [step.metrics["trainer/rerouted_tokens"] for step in steps] == [0, 0]
+    assert steps[0].metrics["trainer/logprob_gap_max"] < 1e-4
+    assert not certify(run_dir(config)).problems
 
 
 def test_both_at_once_bound_how_old_tokens_become(config):

@@ -66,10 +66,10 @@ def test_listed_routes_arrive_beneath_the_base_url(
         .open("g/0", 1)
         .auxiliary_models["judge"]
     )
-    other = openai.OpenAI(base_url=judge.base_url, api_key=judge.api_key, max_retries=0)
-    for client in (judge.sync_client, other):
-        client.chat.completions.create(model=judge.name, messages=USER)
-        client.models.list()
+    with openai.OpenAI(base_url=judge.base_url, api_key=judge.api_key, max_retries=0) as other:
+        for client in (judge.sync_client, other):
+            client.chat.completions.create(model=judge.name, messages=USER)
+            client.models.list()
     assert endpoint.keys == ["sk-123"] * 2
     listed = f"{base.rstrip('/')}/models"
     assert endpoint.others == [(listed, "Bearer sk-123")] * 2

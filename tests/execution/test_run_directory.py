@@ -16,6 +16,7 @@ from sharpen.run.directory import RunDirectory, open_run_directory
 from sharpen.run.identity import Identity, model_identity, rows_identity
 from sharpen.tasks.source import Row
 from sharpen.trainer.checkpoint import STATE, is_whole, point, pointed, repair, step_directory, write_directory
+from sharpen.trainer.checksums import write_checksums
 from sharpen.types import Task
 
 NOTHING: Mapping[str, Identity] = {}
@@ -134,7 +135,10 @@ def test_what_a_kill_behind_the_renames_left_goes(tmp_path: Path):
     checkpoint(path, 4, "new")
     (path / ".global_step_6.partial").mkdir()
     (path / ".global_step_2.removed").mkdir()
+    (path / ".latest.partial").symlink_to("global_step_2")
+    (path / ".metrics.jsonl.17-ab.partial").touch()
     assert repair(path) == []
+    assert not list(path.glob(".*"))
     assert (path / "global_step_4" / "model.safetensors").read_text() == "new"
     assert not list(path.glob(".global_step_*"))
 
@@ -158,6 +162,22 @@ def test_a_broken_latest_is_put_right_from_the_newest_whole_checkpoint(how: str,
     assert pointed(path, "latest") == step_directory(path, 4)
 
 
+@pytest.mark.parametrize("changed", ["model", f"{STATE}/optimizer", f"{STATE}/state"])
+def test_a_checkpoint_that_has_changed_is_passed_over_and_named(changed: str, tmp_path: Path):
+    """Red without checksums: the run went on with a flipped bit in its weights."""
+    path = begun(tmp_path, 2, 4, 10)
+    for step in (2, 4, 10):
+        write_checksums(path / f"global_step_{step}")
+    assert opened(settings(tmp_path)).checkpoint == step_directory(path, 10)
+    (file,) = path.glob(f"global_step_10/{changed}.*")
+    file.write_bytes(b"other")
+    directory = opened(settings(tmp_path))
+    assert directory.checkpoint == step_directory(path, 4)
+    (note,) = directory.notes
+    assert f"passed over: global_step_10, whose {file.relative_to(path / 'global_step_10')} changed" in note
+    assert "now points to global_step_4" in note
+
+
 def test_a_best_that_points_to_nothing_goes(tmp_path: Path):
     path = begun(tmp_path, 2)
     point(path, "best", step_directory(path, 7))
@@ -170,9 +190,7 @@ def test_a_directory_without_a_complete_checkpoint_is_refused_and_left_unchanged
     path = run_directory(tmp_path, 2)
     (path / "global_step_2" / STATE / "state.json").unlink()
     before = sorted(file.name for file in path.iterdir())
-    with pytest.raises(
-        CheckpointError, match=r"`latest` points to global_step_2, which is incomplete.*\(global_step_2\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"no checkpoint there is .*\(global_step_2, .*trainer_state/state.json"):
         opened(settings(tmp_path))
     assert sorted(file.name for file in path.iterdir()) == sorted([*before, "run.lock"])
 

@@ -187,6 +187,15 @@ def test_non_finite_logits_are_refused_and_do_not_linger() -> None:
         assert run_all(engine, [request(prompt_of(20, 1))])[0].ids.tolist() == expected
 
 
+def test_weights_are_loaded_after_a_call_at_a_temperature_near_0() -> None:
+    """Red when `zero_all` (kv.py) is not in inference mode, in which a step has made the tensors of a longer pool."""
+    engine = make_engine(make_model("qwen3"))
+    with pytest.raises(EngineError, match="finite"):
+        run_all(engine, [request(prompt_of(60, 1), max_tokens=40, temperature=1e-40)])
+    asyncio.run(engine.load(1, {name: tensor.clone() for name, tensor in make_model("qwen3").named_parameters()}))
+    assert run_all(engine, [request([5, 6], max_tokens=1)])[0].finish_reason in ("length", "stop")
+
+
 def test_the_loops_end_fails_what_is_in_flight() -> None:
     engine = make_engine(make_model("qwen3"))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from expert_toys import put_experts
 from ray_workflows import prefers_letter
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
@@ -67,6 +68,16 @@ def test_local_and_ray_give_the_same_run(cluster, tmp_path, toy_model_dir, toy_d
     for one_step, other_step in zip(steps(local), steps(ray), strict=True):
         assert one_step["trainer/loss"] == pytest.approx(other_step["trainer/loss"], abs=1e-6)
         assert one_step["trainer/grad_norm"] == pytest.approx(other_step["trainer/grad_norm"], abs=1e-5)
+    assert certify(ray).holds
+
+
+def test_a_mixture_of_experts_is_recorded_by_workers_and_replayed(cluster, tmp_path, write_toy_model, toy_dataset):
+    model = put_experts(write_toy_model(tmp_path / "experts"))
+    settings = {"deterministic": False, "evaluation.before_and_after": False}
+    ray = run(tmp_path / "ray", model, toy_dataset, execution="ray", **settings)
+    calls = [call for group in read_groups(ray / "run.db") for one in group.rollouts for call in one.calls]
+    assert {call.routes_NLK.shape[1:] for call in calls} == {(2, 2)}
+    assert all(step["trainer/logprob_gap_max"] < 1e-4 for step in steps(ray))
     assert certify(ray).holds
 
 

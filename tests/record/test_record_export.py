@@ -6,13 +6,10 @@ import stat
 
 import datasets
 import pytest
-from huggingface_hub import RepoUrl
 from reported_runs import answered, make_run
 
 from sharpen.cli.main import main
-from sharpen.errors import ConfigError
 from sharpen.experience.journal import Journal
-from sharpen.record.model_export import to_hub
 from sharpen.types import Task
 from sharpen.view.notes import new_note, write_note
 
@@ -67,33 +64,6 @@ def test_the_model_as_gguf(run, tmp_path, toy_model_dir, monkeypatch, capsys):
     converter.write_text("raise SystemExit('unknown architecture')\n")
     assert main(words) == 2
     assert "unknown architecture" in capsys.readouterr().err
-
-
-class Hub:
-    """A hub that notes what it was asked, or refuses."""
-
-    def __init__(self, refusal=None):
-        self.asked, self.refusal = [], refusal
-
-    def create_repo(self, name, **options):
-        if self.refusal:
-            raise self.refusal
-        self.asked.append((name, options))
-        return RepoUrl(f"https://huggingface.co/{name}")
-
-    def upload_folder(self, **options):
-        self.asked.append(options)
-
-
-def test_the_model_goes_to_a_private_repository_without_the_trainers_state(toy_model_dir):
-    hub = Hub()
-    assert to_hub(toy_model_dir, "me/model", hub) == "https://huggingface.co/me/model"
-    (name, options), upload = hub.asked
-    assert (name, options["private"]) == ("me/model", True)
-    assert (upload["repo_id"], upload["folder_path"]) == ("me/model", toy_model_dir)
-    assert upload["ignore_patterns"] == ["trainer_state/*"]
-    with pytest.raises(ConfigError, match=r"me/model.*no token.*hf auth login"):
-        to_hub(toy_model_dir, "me/model", Hub(OSError("no token\nmore")))
 
 
 def test_the_original_is_not_handed_on(tmp_path, capsys):

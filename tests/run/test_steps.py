@@ -100,6 +100,29 @@ def test_whatever_ends_a_run_saves_its_last_whole_step(run, error):
     assert run.lines[0].endswith("; saving a checkpoint of step 4, the last whole one")
 
 
+class Untold(Exception):
+    """An error of a user's that cannot be printed."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_error_that_cannot_be_told_and_a_display_that_fails_are_no_reason_not_to_save(run):
+    """Red when the line about it is made first, and an error there ends the saving."""
+    run.train()
+    run.ends_with(Untold())
+    assert run.on_disk == ("global_step_1", "2")
+    assert run.lines[0].startswith("failed (Untold); saving")
+    run.train()
+
+    def fail(_: str) -> None:
+        raise ValueError("the display")
+
+    run.checkpoints._display = fail
+    run.ends_with(ValueError("x"))
+    assert run.on_disk == ("global_step_2", "4")
+
+
 @pytest.mark.parametrize("updates", [1, 2])
 def test_half_a_step_and_one_that_is_not_recorded_are_undone_or_not_saved(run, updates):
     """Red when `_save_last` does not ask whether the weights are whole."""

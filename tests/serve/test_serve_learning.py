@@ -11,6 +11,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from expert_toys import put_experts
 from picture_toys import draw, make_seeing_checkpoint
 from processes import ends, line_of, python, wait_for
 
@@ -165,6 +166,25 @@ def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Pa
     continued = next(one for group in groups for one in group.rollouts if len(one.calls) == 4)
     assert [call.index for call in continued.calls] == [0, 1, 2, 3]
     assert {one.id for group in groups for one in group.rollouts if one.reward == 0.5} == {"step-2/b2/1"}
+    assert certify(run_dir(config), logprobs=True).holds
+
+
+def test_a_mixture_of_experts_learns_from_sessions(config: Path, write_toy_model):
+    """The experts of each token travel with the calls, through the files of sessions and the exchange."""
+    model = put_experts(write_toy_model(config.parent / "experts"))
+    settings = ("--set", f"model.model_path={model}", "--set", "train_dataset.total_steps=1")
+    with running(config, *settings) as (process, client):
+        for task, reward in (("a", 1.0), ("a", 0.0), ("b", 1.0)):
+            client.session(task, reward)
+        wait_for(lambda: sum(one.waits for one in saved(config)) == 3, process)
+        assert {call.routes_NLK.shape[1:] for one in saved(config) for call in one.calls} == {(2, 2)}
+        client.session("b", 0.0)
+        wait_for(lambda: client.metric("policy_version") == 1, process)
+        end(process)
+    (step,) = read_steps(run_dir(config) / "run.db")
+    assert step.metrics["trainer/logprob_gap_max"] < 1e-4
+    calls = [c for group in read_groups(run_dir(config) / "run.db") for one in group.rollouts for c in one.calls]
+    assert {call.routes_NLK.shape[1:] for call in calls} == {(2, 2)}
     assert certify(run_dir(config), logprobs=True).holds
 
 

@@ -1,11 +1,13 @@
 """Tiny random mixtures of experts of each family, whose routers spread the tokens over all experts."""
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from trainer_toys import SIZES
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 _EIGHT = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -81,3 +83,17 @@ def make_experts(family: str, dtype: torch.dtype = torch.float32, seed: int = 0)
             if "gate.weight" in name or "router" in name:
                 parameter.normal_()
     return model
+
+
+def put_experts(folder: Path) -> Path:
+    """Replace the toy model in `folder` (`conftest.make_toy_model`) by a mixture of 8 experts of its sizes."""
+    dense = json.loads((folder / "config.json").read_text())
+    kept = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    kept += ("max_position_embeddings", "tie_word_embeddings", "eos_token_id", "pad_token_id")
+    torch.manual_seed(0)
+    settings = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{name: dense[name] for name in kept}, **settings))
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.mlp.gate.weight)
+    model.save_pretrained(folder)
+    return folder

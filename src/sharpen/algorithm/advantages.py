@@ -315,7 +315,8 @@ class Advantage:
     `group_relative`: it compares the rollouts of a group, so each group needs two of them. `centred`: its advantages
     sum to 0 over every group, which each step asserts. `per_step`: it uses step rewards. `per_call`: it treats each
     call separately, and uses the rewards that a workflow sets on calls. `baseline`: it compares with a greedy rollout
-    of each task. `needs_reward`: it depends on rewards.
+    of each task. `needs_reward`: it depends on rewards. `by_states`: it compares calls made in the same state, which
+    their messages show if the workflow does not name it.
 
     `spread` returns the largest standard deviation of the values compared within one group; 0 means that the group
     teaches nothing. With `of_tokens`, `function` returns rewards of calls, and `of_tokens` computes from them and the
@@ -333,6 +334,7 @@ class Advantage:
     of_tokens: Callable[..., tuple[FloatArray, FloatArray]] | None = None
     baseline: bool = False
     needs_reward: bool = True
+    by_states: bool = False
     clip: Callable[..., BoolArray] | None = None
 
     @property
@@ -393,6 +395,7 @@ ADVANTAGES: dict[str, Advantage] = {
         formula="R - mean_g of episodes' returns R + omega (return - mean of its state's returns in g)",
         per_step=True,
         spread=state_spread,
+        by_states=True,
     ),
     "step_rewards": Advantage(
         function=step_rewards, formula="return - mean of the group's returns", per_step=True, spread=step_spread

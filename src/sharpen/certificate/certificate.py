@@ -7,7 +7,6 @@ run itself; `certify` recomputes it from the recorded calls.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from sharpen.certificate.checks import sentence
 from sharpen.certificate.lineage import Lineage, in_words, read_lineage
 from sharpen.experience.reading import count_calls, count_outcomes, count_taught, read_checks
+from sharpen.files import write_whole
 from sharpen.types import Check
 
 
@@ -117,10 +117,7 @@ def write_certificate(run_dir: Path) -> Certificate:
     """Write `certificate.json` from the checks that the run's steps recorded. Raises `JournalError` if they cannot be
     read."""
     certificate = recorded_certificate(run_dir)
-    path = run_dir / "certificate.json"
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(certificate.to_json(), indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(run_dir / "certificate.json", f"{json.dumps(certificate.to_json(), indent=2)}\n", lasting=False)
     return certificate
 
 

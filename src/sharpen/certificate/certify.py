@@ -28,6 +28,7 @@ from sharpen.certificate.experts import wrong_experts
 from sharpen.certificate.lineage import Lineage, in_words, read_lineage
 from sharpen.certificate.rollouts import recompute_steps
 from sharpen.certificate.rules import Rules
+from sharpen.certificate.saved_weights import changed_weights, unchanged_checkpoints
 from sharpen.config.explain import InvalidConfigError, explain
 from sharpen.config.former import recorded_settings
 from sharpen.config.run import RunConfig
@@ -52,7 +53,14 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
     if learns_from_rows(config):
         from sharpen.certificate.rows import recompute
 
-        return recompute(run_dir, config, losses=logprobs)
+        found = recompute(run_dir, config, losses=logprobs)
+    else:
+        found = _recompute(run_dir, config, logprobs=logprobs)
+    return replace(found, problems=(*found.problems, *changed_weights(run_dir)))
+
+
+def _recompute(run_dir: Path, config: RunConfig, *, logprobs: bool) -> Certificate:
+    """Recompute the certificate of a run with rollouts."""
     settings, lineage = Settings.of(run_dir, config), read_lineage(run_dir)
     recomputed = recompute_steps(run_dir, lineage, settings.rules, settings.replay_staleness)
     recorded = recorded_certificate(run_dir, lineage)
@@ -175,9 +183,8 @@ def _recomputed_gaps(
     from sharpen.trainer.parity import LogprobGap, Tolerance
 
     quiet_transformers()
-    folders: dict[int, Path | None] = {0: None}
-    for folder in sorted(run_dir.glob(f"{checkpoint.PREFIX}*")):
-        folders[int(checkpoint.load(folder).state["version"])] = folder
+    whole = unchanged_checkpoints(run_dir, missing).values()
+    folders: dict[int, Path | None] = {0: None, **{int(checkpoint.load(one).state["version"]): one for one in whole}}
     model_dir = model_folder(config.model.model_path)
     calls = _allowed(_trained_calls(run_dir, lineage, settings), model_dir, problems)
     sampled, num_trained = _by_version(calls, {version: [] for version in folders}, missing)

@@ -24,7 +24,9 @@ def constraint_check(folder: Path) -> Callable[[Rollout, Call], str | None]:
         from llguidance.hf import from_tokenizer
         from transformers import AutoTokenizer
 
-        return from_tokenizer(AutoTokenizer.from_pretrained(folder), eos_token=_end_ids(folder))
+        return from_tokenizer(
+            AutoTokenizer.from_pretrained(folder, trust_remote_code=False), eos_token=_end_ids(folder)
+        )
 
     @functools.cache
     def compiled(grammar: str) -> Any:

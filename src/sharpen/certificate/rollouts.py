@@ -6,7 +6,8 @@ checks of what was stored as passed to the trainer against the recorded groups; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from sharpen.certificate.audit import TOLERANCE, audit
 from sharpen.certificate.delivery import ids_digest, recorded_digest
-from sharpen.certificate.expectation import TRAINED, Expectation, expect
+from sharpen.certificate.expectation import TRAINED, Expectation, carries_loss, expect
 from sharpen.certificate.images import ImageFiles
 from sharpen.certificate.lineage import Lineage, in_words
 from sharpen.certificate.replay import Memory
@@ -48,6 +49,7 @@ def recompute_steps(
     journal, result = run_dir / "run.db", Recomputation()
     trained, noted, placed = _trained(journal), read_checks(journal), read_step_groups(journal)
     unstored: list[int] = []
+    trimmed: Counter[int] = Counter()
     memory, images = Memory(), ImageFiles(run_dir)
     for record in lineage.steps:
         step, rules = record.step, rules_of(record.step)
@@ -57,6 +59,13 @@ def recompute_steps(
             continue
         version = lineage.version_before(step)
         replayed = read_groups_at(journal, _replayed(journal, placed.get(step), fresh, trained.get(step, {})))
+        trimmed[step] += sum(rollout.trimmed for group in fresh for rollout in group.with_baseline)
+        if rules.formula.compares == "states" and _without_states((*fresh, *replayed)):
+            result.problems.append(
+                f"step {step} cannot be checked: its advantages compare the states that messages show, and the text of "
+                "its rollouts was dropped"
+            )
+            continue
         statuses = {call.group_id: TRAINED for call in trained.get(step, {}).values()}
         delivered = read_delivery(journal, step)
         if delivered is not None:
@@ -85,12 +94,33 @@ def recompute_steps(
         result.problems += differences(step, expected, trained.get(step, {}))
         if step not in unstored:
             result.problems += _changed_checks(step, result.checks[step], noted.get(step, ()))
+    result.not_compared += _not_compared(+trimmed, unstored)
+    return result
+
+
+def _not_compared(trimmed: Counter[int], unstored: Sequence[int]) -> Iterator[str]:
+    """Yield what could not be compared: the text of `trimmed` rollouts, by step, and what the run did not store of
+    `unstored` steps."""
+    if trimmed:
+        yield (
+            f"what was said in {trimmed.total()} rollouts of steps {in_words([*trimmed])}, whose text the run dropped "
+            "(journal.keep_steps): their token ids, logprobs, rewards and all that was trained are there, and were "
+            "checked like those of the other steps"
+        )
     if unstored:
-        result.not_compared.append(
+        yield (
             f"weights, places, ids and updates of the trained tokens of {len(unstored)} steps ({in_words(unstored)}), "
             "which this run did not store; the trained calls, their number of tokens and their advantages were compared"
         )
-    return result
+
+
+def _without_states(groups: Iterable[Group]) -> bool:
+    """Whether a trained call of these groups has neither a name for its state nor the messages that show it."""
+    return any(
+        rollout.trimmed and any(carries_loss(call) and call.index not in rollout.states for call in rollout.calls)
+        for group in groups
+        for rollout in group.rollouts
+    )
 
 
 def _group_names(ids: Sequence[str]) -> str:

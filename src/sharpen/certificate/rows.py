@@ -16,6 +16,7 @@ from pathlib import Path
 from sharpen.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
 from sharpen.certificate.certificate import Certificate, LossGaps, add_up, problems_of, recorded_certificate
 from sharpen.certificate.lineage import read_lineage
+from sharpen.certificate.saved_weights import unchanged_checkpoints
 from sharpen.config.run import RunConfig
 from sharpen.errors import DatasetError, ModelError
 from sharpen.execution.model_files import model_folder, quiet_transformers
@@ -171,7 +172,6 @@ def _losses(
     """Measure the recorded losses again: the held-out loss at each checkpoint, and the loss of the step after it (if
     that step was a single update, whose loss is that of the weights before it)."""
     from sharpen.supervised.held_out import HeldOut
-    from sharpen.trainer import checkpoint
     from sharpen.trainer.roles import TrainerPlan
     from sharpen.trainer.trainer import Trainer
 
@@ -189,7 +189,7 @@ def _losses(
         seed=config.seed,
     )
     trainer = Trainer.load(plan, config.engine.device)
-    folders = {int(path.name.removeprefix(checkpoint.PREFIX)): path for path in run_dir.glob(f"{checkpoint.PREFIX}*")}
+    folders = unchanged_checkpoints(run_dir, found.missing)
     rounded = str(trainer.policy.compute_dtype) == "torch.bfloat16"
     bound = (_BFLOAT16 if rounded else _FLOAT32) * (1.0 if algorithm.pair_loss is None else _PAIR_FACTOR)
     held_out = HeldOut(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -145,6 +146,35 @@ def resolve_config(
 
     file = file or load_config(arguments.config, stage=arguments.stage)
     return resolve(file, parse_assignments(arguments.set), options)
+
+
+def add_price(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Add `--price-per-hour`."""
+    parser.add_argument("--price-per-hour", type=price, metavar="X", help=f"what the machine costs an hour{more}")
+
+
+def price(text: str) -> float:
+    """Parse an amount of money, 0 or more."""
+    value = number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
+    return value
+
+
+def number(text: str) -> float:
+    """Parse a number that is finite."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"must be a finite number, got {text}")
+    return value
+
+
+def port(text: str) -> int:
+    """Parse a port, or 0 for any free one."""
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, got {value}")
+    return value
 
 
 def count(text: str) -> int:

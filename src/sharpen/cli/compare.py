@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sharpen.cli.arguments import add_json, add_runs, print_json, runs_of, say
+from sharpen.cli.arguments import add_json, add_price, add_runs, print_json, runs_of, say
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ INDEX_LIMIT_S = 600.0
 def add_compare(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_runs(parser)
-    parser.add_argument("--price-per-hour", type=float, metavar="X", help="what the machine costs an hour")
+    add_price(parser)
     add_json(parser)
 
 

@@ -95,9 +95,9 @@ def explain(resolved: ResolvedConfig, out: IO[str] | None = None) -> None:
 
 def _sections(resolved: ResolvedConfig, defaults: Mapping[str, tuple[Any, str]]) -> Iterator[tuple[str, list[Row]]]:
     """Yield the settings of the run itself, then those of each section; `defaults` fills in what is not given."""
-    from sharpen.config.load import value_leaves
+    from sharpen.config.load import shown_settings
 
-    values = {".".join(place): value for place, value in value_leaves(resolved.config).items()}
+    values = shown_settings(resolved.config)
     shown = {key: (value, resolved.origins[key]) for key, value in values.items()}
     shown |= {
         key: default

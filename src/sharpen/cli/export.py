@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sharpen.cli.arguments import add_json, add_run, print_json, run_of, say
+from sharpen.cli.arguments import add_json, add_run, number, print_json, run_of, say
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", required=True, metavar="FILE", help="the file to write (.jsonl, .parquet, .gguf); hub: owner/name"
     )
-    parser.add_argument("--min-reward", type=float, metavar="R", help="sft: only rollouts with at least this reward")
+    parser.add_argument("--min-reward", type=number, metavar="R", help="sft: only rollouts with at least this reward")
     add_json(parser)
 
 
@@ -71,7 +71,7 @@ def _export_rows(arguments: argparse.Namespace, run_dir: Path) -> int:
     else:
         rows = list(rollout_rows(groups, _opinions(run_dir), left_out))
     if not rows:
-        raise ConfigError("\n".join([f"{run_dir} has nothing for {arguments.purpose}", *left_out.lines()]))
+        raise ConfigError("; ".join([f"{run_dir} has nothing for {arguments.purpose}", *left_out.lines()]))
     try:
         write_rows(path, rows)
     except OSError as error:

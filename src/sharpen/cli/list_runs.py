@@ -72,21 +72,21 @@ def describe_run(run_dir: Path) -> RunLine:
     from sharpen.run.found import last_written
     from sharpen.run.lock import is_working
 
-    settings = {name: found.get("value") for name, found in _read(run_dir / "resolved.json").items() if found}
+    settings = {name: _object(found).get("value") for name, found in _read(run_dir / "resolved.json").items()}
     summary = _read(run_dir / "summary.json")
-    verdict = summary.get("verdict") or {}
-    mode = settings.get("evaluation.decided_by") or "sampled"
+    verdict = _object(summary.get("verdict"))
+    mode = str(settings.get("evaluation.decided_by") or "sampled")
     working = is_working(run_dir)
     return RunLine(
         name=f"{run_dir.parent.name}/{run_dir.name}",
         run_dir=run_dir,
         state="running" if working else "done" if verdict else "stopped",
         step=_last_step(run_dir / "metrics.jsonl"),
-        model=settings.get("model.model_path"),
-        algorithm=settings.get("algorithm.algorithm_type"),
+        model=_text(settings.get("model.model_path")),
+        algorithm=_text(settings.get("algorithm.algorithm_type")),
         before=_result(summary, "before", mode),
         after=_result(summary, "after", mode),
-        verdict=None if working else verdict.get("kind"),
+        verdict=None if working else _text(verdict.get("kind")),
         written=last_written(run_dir),
     )
 
@@ -97,7 +97,16 @@ def _read(path: Path) -> Mapping[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return _object(content)
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    """Return what must be an object; an empty one if it is damaged."""
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _last_step(metrics: Path) -> int | None:
@@ -117,10 +126,9 @@ def _last_step(metrics: Path) -> int | None:
 
 
 def _result(summary: Mapping[str, Any], when: str, mode: str) -> float | None:
-    rewards = summary.get(when) or {}
-    found = (rewards.get(mode) or {}).get("accuracy")
+    found = _object(_object(summary.get(when)).get(mode)).get("accuracy")
     if found is None:
-        found = ((summary.get("held_out") or {}).get(when) or {}).get("loss")
+        found = _object(_object(summary.get("held_out")).get(when)).get("loss")
     return found if isinstance(found, float | int) else None
 
 

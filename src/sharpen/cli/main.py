@@ -146,13 +146,14 @@ def _prepare_imports(arguments: argparse.Namespace) -> None:
 
 
 def _print_error(text: str) -> None:
-    """Print to stderr, with control characters visible: the text may be a rollout's. If the reader has gone, the exit
-    code stays the same."""
+    """Print to stderr, with control characters visible: the text may be a rollout's; and without secrets. If the reader
+    has gone, the exit code stays the same."""
+    from sharpen.config.secrets import hide
     from sharpen.monitor.stream import LastingStream
     from sharpen.transcript import clean
 
     stderr = LastingStream(sys.stderr)
-    stderr.write(f"{clean(text)}\n")
+    stderr.write(f"{clean(hide(text))}\n")
     stderr.flush()
 
 

@@ -55,18 +55,13 @@ def _print_families(*, as_json: bool) -> None:
 
 def _read_config(model: str) -> Any:
     """Return the configuration of a checkpoint. Raises `ModelError`."""
-    from transformers import AutoConfig
-
     from sharpen.errors import ModelError
+    from sharpen.families.configuration import read_config
 
     folder = Path(model).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(f"{model!r} has no config.json: it must be a Hugging Face model directory")
-    try:
-        return AutoConfig.from_pretrained(folder if folder.is_dir() else model)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"{model!r}: its config.json cannot be read: {reason}") from error
+    return read_config(folder if folder.is_dir() else model, repr(model))
 
 
 def _print_one(model: str, found: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from sharpen.cli.conversations import continued, conversations, relation
+from sharpen.rollout.answers import TRIMMED
 from sharpen.transcript import Decode, clean, content_text, pieces
 
 if TYPE_CHECKING:
@@ -56,12 +57,15 @@ class Page:
         self._head(rollout)
         for line in row:
             self.line(f"  {line}", "cyan")
-        if only is None:
+        if rollout.trimmed:
+            self.line(f"the {TRIMMED}: below is what was sampled", "yellow")
+        related = only is None and not rollout.trimmed
+        if related:
             self._conversations(rollout)
         for call in rollout.calls:
             if only is None or call.index == only:
-                before = continued(rollout.calls, call) if only is None else None
-                if only is None and (said := relation(rollout.calls, call)):
+                before = continued(rollout.calls, call) if related else None
+                if related and (said := relation(rollout.calls, call)):
                     self.line("")
                     self.line(f"({said})", "dim")
                 self._call(call, before, _reported(rollout, call.index), tokens=tokens)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sharpen.cli.arguments import add_json, add_run, print_json, run_of, say
+from sharpen.cli.arguments import add_json, add_price, add_run, print_json, run_of, say
 from sharpen.errors import ConfigError
+from sharpen.files import write_whole
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +20,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--md", action="store_true", help="print it as Markdown, for a pull request")
     what.add_argument("--output", type=Path, metavar="FILE", help="write this file (default: report.html in the run)")
-    parser.add_argument("--price-per-hour", type=float, metavar="X", help="what the machine costs an hour")
+    add_price(parser)
     add_json(parser)
 
 
@@ -43,7 +44,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     """Write or print the report. Raises `ConfigError` if there is no such run, or the file cannot be written."""
     from sharpen.report.card import write_cards
     from sharpen.report.contents import read_report
-    from sharpen.report.render import NAME, html, markdown, write_text
+    from sharpen.report.render import NAME, html, markdown
     from sharpen.view.data.measures import to_json
     from sharpen.view.folders import MARKS
 
@@ -61,7 +62,7 @@ def run_report(arguments: argparse.Namespace) -> int:
         return 0
     path = arguments.output or run_dir / NAME
     try:
-        write_text(path, html(report))
+        write_whole(path, html(report), lasting=False)
         if arguments.output is None:
             write_cards(run_dir, replace=False)
     except OSError as error:

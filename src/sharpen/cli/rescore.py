@@ -1,7 +1,7 @@
 """`sharpen rescore RUN --judge judge.py:judge`: another judge over the stored rollouts, and what it would have changed.
 
 In: a run, a judge. Out: what would have changed in the training and in the evaluations; with `--output` the new reward
-of each rollout. Nothing in the run is changed. The exit code is 1 if the judge failed on every rollout.
+of each rollout. Nothing in the run is changed. The exit code is 1 if no rollout could be judged.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run_rescore(arguments: argparse.Namespace) -> int:
         else:
             for line in [*lines(found), *difference_lines(differences)]:
                 say(line)
-    return 1 if scores and found.failed == len(scores) else 0
+    return 1 if scores and found.failed + found.trimmed == len(scores) else 0
 
 
 def held_out_differences(scores: Sequence[Score]) -> dict[str, tuple[Difference, Difference]]:
@@ -91,6 +91,8 @@ def lines(found: Changes) -> Iterator[str]:
         yield "no rollout of the training has a reward"
         return
     yield f"{found.rollouts} rollouts in {found.groups} groups: {found.same} keep their reward"
+    if found.trimmed:
+        yield f"{found.trimmed} cannot be judged: the run dropped their text (journal.keep_steps)"
     if found.failed:
         yield f"the judge failed on {found.failed}: {'; '.join(found.errors)}"
     if found.mean_before is not None and found.mean_after is not None:

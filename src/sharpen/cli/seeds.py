@@ -44,6 +44,8 @@ def run_seeds(arguments: argparse.Namespace, train: Train | None = None) -> int:
     from sharpen.several.runs import base_name, trainer
 
     resolved = resolve_config(arguments, {})
+    for seed in arguments.seeds:  # all of them before the first run
+        resolve_config(arguments, {"seed": seed})
     base = base_name(arguments.config, resolved.config.name)
     train = train or trainer(config_options(arguments))
     done = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sharpen.cli.page import print_wrapped
 from sharpen.errors import ConfigError
 from sharpen.record.folder import is_record, summary
-from sharpen.rollout.answers import last_answer
+from sharpen.rollout.answers import TRIMMED, last_answer
 from sharpen.transcript import clean
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def print_chosen(console: Console, run_dir: Path, chosen: Sequence[tuple[Group, 
         print_wrapped(console, f"{rollout.id}  {reward}  calls {len(rollout.calls)}", style="bold")
         if rollout.error:
             print_wrapped(console, f"    {rollout.error.splitlines()[0]}", style="red", hanging=4)
-        if said := last_answer(rollout):
+        if said := f"({TRIMMED})" if rollout.trimmed else last_answer(rollout):
             print_wrapped(console, f"    {said}", hanging=4)
     _say_how(console, run_dir, chosen[-1][1].id)
 
@@ -144,6 +144,7 @@ def rollout_json(group: Group, rollout: Rollout) -> dict[str, Any]:
         "metrics": dict(rollout.metrics),
         "error": rollout.error,
         "traceback": rollout.traceback,
+        "trimmed": rollout.trimmed,
         "started": rollout.started,
         "seconds": rollout.seconds,
         "calls": list(map(_call_json, rollout.calls)),

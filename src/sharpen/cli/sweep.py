@@ -32,8 +32,16 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
         help="a setting to search: KEY=A,B,C or KEY=LOW:HIGH or KEY=LOW:HIGH:log; may be given more than once",
     )
     parser.add_argument("--trials", type=count, default=8, metavar="N", help="number of runs (default: 8)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the search (default: 0)")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="seed of the search (default: 0)")
     add_json(parser)
+
+
+def _seed(text: str) -> int:
+    """Parse a seed, as Optuna's sampler takes it."""
+    value = int(text)
+    if not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {2**32 - 1}, got {value}")
+    return value
 
 
 def run_sweep(arguments: argparse.Namespace, train: Train | None = None) -> int:

@@ -13,7 +13,7 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from sharpen.cli.arguments import add_root, say
+from sharpen.cli.arguments import add_price, add_root, port, say
 from sharpen.errors import ConfigError
 
 
@@ -26,11 +26,9 @@ def add_view(parser: argparse.ArgumentParser) -> None:
         help="a run's directory or name, or a folder with runs (default: all of --root)",
     )
     add_root(parser)
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="port of 127.0.0.1 (default: any free one)")
+    parser.add_argument("--port", type=port, default=0, metavar="N", help="port of 127.0.0.1 (default: any free one)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
-    parser.add_argument(
-        "--price-per-hour", type=float, metavar="X", help="what the machine costs an hour: runs are shown with money"
-    )
+    add_price(parser, ": runs are shown with money")
 
 
 def run_view(arguments: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from sharpen.config.secrets import hide_in_urls
 from sharpen.errors import ConfigError
 
 Place = tuple[str, ...]
@@ -97,7 +98,7 @@ def _sentence(model: type[BaseModel], place: Place, item: Mapping[str, Any]) -> 
     if kind == "missing":
         return "is missing"
     if kind == "value_error":
-        return str(context["error"])
+        return hide_in_urls(str(context["error"]))
     if kind == "literal_error":
         return f"must be {context['expected']}, got {_show(value)}{_nearest_choice(value, context['expected'])}"
     if kind in _BOUNDS:
@@ -111,7 +112,7 @@ def _sentence(model: type[BaseModel], place: Place, item: Mapping[str, Any]) -> 
 
 
 def _show(value: object) -> str:
-    text = repr(value)
+    text = hide_in_urls(repr(value))
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -6,12 +6,13 @@ and every override is a line to print. Every problem is a `ConfigError` that nam
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from pydantic import BaseModel, ValidationError
 from sharpen.config.explain import InvalidConfigError, Place, Problem, explain, settings_of
 from sharpen.config.public import DatasetConfig
 from sharpen.config.run import RunConfig
+from sharpen.config.secrets import HIDDEN, hidden_names, hide_in_urls, hide_settings, know
 from sharpen.errors import ConfigError
+from sharpen.files import write_whole
 
 Origin = str
 """`default`, `run.yaml`, `argument`, or the file and key of another layout (`gsm8k.yaml: buffer.batch_size`)."""
@@ -144,11 +147,14 @@ def resolve(
     given |= _add_defaults(
         tree, file, {name for name, value in given_arguments.items() if isinstance(value, BaseModel)}
     )
+    _refuse_hidden(tree)
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
         problems = [_at_home(problem, file, given) for problem in explain(RunConfig, error)]
         raise InvalidConfigError.of("the configuration is not valid", problems) from None
+    for place, value in value_leaves(config).items():
+        know(_within(place[:-1], {place[-1]: value}), by_name=not _is_own(place))
     origins: dict[str, Origin] = {
         ".".join(place): next((given[place[:n]] for n in range(len(place), 0, -1) if place[:n] in given), "default")
         for place in value_leaves(config)
@@ -204,16 +210,74 @@ def value_problems(file: ConfigFile) -> Iterator[tuple[str, Problem]]:
                 yield key.removeprefix(f"{file.name}: "), _at_home(problem, file, file.origins)
 
 
+def _refuse_hidden(tree: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if settings come from a run's folder, where their secrets are hidden."""
+    if names := hidden_names(tree):
+        raise ConfigError(
+            f"{', '.join(names)}: the value is {HIDDEN}, which stands in a run's folder in place of a secret: write "
+            "the secret there again (better: have it in the environment)"
+        )
+
+
+def write_config(source: Path, target: Path) -> None:
+    """Copy a configuration file into a run's folder. If it has secrets, they are hidden, and its comments are lost."""
+    content = read_yaml(source)
+    shown = hide_settings(content)
+    if shown == content:
+        write_whole(target, source.read_bytes())
+    else:
+        write_given(shown, target)
+
+
+def write_given(settings: Mapping[str, Any], target: Path) -> None:
+    """Write settings as `config.yaml`, with their secrets hidden."""
+    text = yaml.safe_dump(hide_settings(settings), sort_keys=False, allow_unicode=True)
+    head = f"# {HIDDEN} stands for a secret.\n" if HIDDEN in text else ""
+    write_whole(target, f"{head}{text}".encode())
+
+
 def write_resolved(path: Path, resolved: ResolvedConfig, derived: Mapping[str, Any] | None = None) -> None:
-    """Write every value and its origin. `derived` adds values that the run determined itself."""
+    """Write every value and its origin; secrets are hidden. `derived` adds values that the run determined itself."""
     entries = {
-        ".".join(place): {"value": value, "origin": resolved.origins[".".join(place)]}
-        for place, value in value_leaves(resolved.config).items()
+        name: {"value": value, "origin": resolved.origins[name]}
+        for name, value in shown_settings(resolved.config).items()
     }
     entries |= {name: {"value": value, "origin": "derived"} for name, value in (derived or {}).items()}
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, f"{json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True)}\n")
+
+
+def shown_settings(config: RunConfig) -> dict[str, Any]:
+    """Return every value by its dotted name, as it may be written and shown: with secrets hidden."""
+    return {".".join(place): shown(place, value) for place, value in value_leaves(config).items()}
+
+
+def shown(place: Place, value: Any) -> Any:
+    """Return the value of a setting with the secrets in it hidden. What a setting of ours is called makes no secret of
+    it; the names within `workflow_args` and the like do."""
+    if _is_own(place):
+        return hide_in_urls(value) if isinstance(value, str) else value
+    *sections, name = place
+    tree = hide_settings(_within(sections, {name: value}))
+    for section in sections:
+        tree = tree[section]
+    return tree[name]
+
+
+def _within(sections: Sequence[str], tree: dict[str, Any]) -> dict[str, Any]:
+    for section in reversed(sections):
+        tree = {section: tree}
+    return tree
+
+
+@functools.cache
+def _is_own(place: Place) -> bool:
+    """Whether a place is that of a setting of ours, not one within a setting that holds any names."""
+    return any(all(map(fnmatchcase, place, own)) for own in _own_settings() if len(own) == len(place))
+
+
+@functools.cache
+def _own_settings() -> tuple[Place, ...]:
+    return tuple(settings_of(RunConfig))
 
 
 def value_leaves(config: RunConfig) -> Leaves:
@@ -329,7 +393,8 @@ def _override_lines(before: Leaves, after: Leaves, given: Mapping[Place, Origin]
     for place, value in before.items():
         name, source = ".".join(place), given[place]
         now = after.get(place, _ABSENT)
+        before_shown = shown(place, value)
         if now is _ABSENT:
-            yield f"override: {name} = {value!r} ({source}) does not apply: an argument replaces its section"
+            yield f"override: {name} = {before_shown!r} ({source}) does not apply: an argument replaces its section"
         elif now != value:
-            yield f"override: {name} = {now!r} (argument) instead of {value!r} ({source})"
+            yield f"override: {name} = {shown(place, now)!r} (argument) instead of {before_shown!r} ({source})"

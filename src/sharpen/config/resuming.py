@@ -39,6 +39,9 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
             "gateway.max_requests_per_key",
             "cluster.worker_output",
             "rollout.max_concurrent_rollouts",
+            "rollout.isolation",
+            "rollout.num_processes",
+            "rollout.memory_mb",
             "rollout.env_vars",
         ),
         *("model.tensor_parallel_size", "model.inference_engine_num"),
@@ -48,6 +51,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
         *("trainer.max_tokens_per_micro_batch", "trainer.gradient_checkpointing", "trainer.num_processes"),
         *("trainer.cpu_offload", "trainer.offload_activations"),
     ),
+    "how long the run keeps what was said; what is dropped does not come back": ("journal.keep_steps",),
     "without effect there": (
         *("eval_dataset.total_epochs", "eval_dataset.total_steps"),
         *("expert.dataset.total_epochs", "expert.dataset.total_steps"),
@@ -83,7 +87,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("model.model_path", "model.max_model_len", "model.temperature", "model.top_p", "model.top_k"),
         *("model.max_tokens", "model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser"),
         *("engine.dtype", "trainer.dtype", "trainer.lora.rank", "trainer.lora.alpha", "trainer.lora.target_modules"),
-        *("trainer.lora.base", "trainer.train_towers"),
+        *("trainer.lora.base", "trainer.lora.experts", "trainer.train_towers"),
     ),
     "the algorithm, with which the certificate recomputes every step": (
         *("algorithm.algorithm_type", "algorithm.group_size", "algorithm.batch_size"),

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sharpen.config.cluster import ClusterConfig
 from sharpen.config.gateway import GatewayConfig
+from sharpen.config.journal import JournalConfig
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
 from sharpen.config.sync import SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
@@ -97,6 +98,14 @@ class RolloutConfig(Strict):
     """Workflows that run at the same time."""
     timeout_s: float = Field(default=3600.0, gt=0.0)
     """Time limit of one attempt, the judge included."""
+    isolation: Literal["none", "process"] = "none"
+    """Where workflow and judge run: in the run's process, or (`process`) each attempt in one of its own, so that a
+    crash or a hang costs that attempt alone (docs/use/isolation.md)."""
+    num_processes: int | None = Field(default=None, ge=1)
+    """Processes of `isolation: process`, each for one attempt at a time; None is four for each core, at most
+    `max_concurrent_rollouts`."""
+    memory_mb: int | None = Field(default=None, ge=64)
+    """Most memory of such a process, in MB, and of it together with what it has started; None is no limit."""
     max_attempts: int = Field(default=3, ge=1)
     """Most attempts of a rollout, if something other than the model makes it fail."""
     max_calls: int | None = Field(default=None, ge=1)
@@ -106,7 +115,8 @@ class RolloutConfig(Strict):
     those of known frameworks (docs/use/failures.md)."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of workflow and judge, set before their code is loaded (in one process they apply to the
-    whole run). They are written to the run's folder, so do not put keys here."""
+    whole run). They are written to the run's folder, with `***` in place of those whose name says that they are secret
+    (docs/understand/security.md)."""
     choices: Literal["used", "all"] = "used"
     """Which answers to a request with `n` > 1 train: the one that the agent continued with or returned, or all of them,
     for agents that vote."""
@@ -118,6 +128,13 @@ class RolloutConfig(Strict):
     max_excluded_share: float = Field(default=0.5, ge=0.0, le=1.0)
     """The run stops when more than this share of a step's rollouts is excluded, or replaced by a retry with different
     answers."""
+
+    @model_validator(mode="after")
+    def _is_isolated(self) -> Self:
+        given = [f"{name} ({value})" for name in ("num_processes", "memory_mb") if (value := getattr(self, name))]
+        if given and self.isolation == "none":
+            raise ValueError(f"{' and '.join(given)} are for isolation: process: set it, or leave them out")
+        return self
 
     @field_validator("model_exceptions")
     @classmethod
@@ -400,6 +417,7 @@ class RunConfig(Strict):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     check: CheckConfig = Field(default_factory=CheckConfig)
     certificate: CertificateConfig = Field(default_factory=CertificateConfig)
+    journal: JournalConfig = Field(default_factory=JournalConfig)
     monitor_type: MonitorType = "tensorboard"
     """Where metrics go, besides `metrics.jsonl`."""
     monitor_rollouts: int = Field(default=0, ge=0)

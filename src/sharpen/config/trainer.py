@@ -24,6 +24,9 @@ class LoraConfig(Strict):
     engine serves with the adapters beside it (slower); or that in 4 bits (needs the extra `quant`)."""
     target_modules: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Last parts of the names of the linear layers that get an adapter (`q_proj`); None: all in the model's blocks."""
+    experts: bool = False
+    """Whether the experts of a mixture of experts get adapters too: one of this rank for each matrix of each expert.
+    Routers never do."""
 
 
 class TrainerConfig(Strict):

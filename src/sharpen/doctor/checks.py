@@ -47,7 +47,7 @@ def python_check(release: tuple[int, ...] = sys.version_info[:3], system: str = 
     if not (3, 11) <= release[:2] <= (3, 13):
         return Finding(name="python", state="problem", what=what, todo="install Python 3.11, 3.12 or 3.13")
     if system != "Linux":
-        todo = "Linux is what is tested; for other systems see docs/start/platforms.md"
+        todo = "Linux is what is tested; for other systems see docs/start/install.md"
         return Finding(name="python", state="warning", what=what, todo=todo)
     return Finding(name="python", state="ok", what=what)
 

@@ -177,12 +177,11 @@ def make_gateway(
 
 def album_of(folder: Path) -> Album:
     """Return the album of the model in `folder`, which says of a model that looks at no images why."""
-    from transformers import AutoConfig
-
+    from sharpen.families.configuration import read_config
     from sharpen.families.images import eyes_of
 
     try:
-        eyes = eyes_of(folder, AutoConfig.from_pretrained(folder))
+        eyes = eyes_of(folder, read_config(folder))
     except ModelError as error:
         return Album(lack=f"the model cannot look at it: {error}")
     return Album(eyes, lack=f"the model {folder} reads only text: it has no vision tower")

@@ -1,5 +1,5 @@
-"""One process: the engines and their gateways on a serving thread, user code on its own loop, the trainer in the
-caller's thread.
+"""One process: the engines and their gateways on a serving thread, user code on its own loop (or in processes of its
+own, see `isolated.pool`), the trainer in the caller's thread.
 
 In: a `Job`. Out: `LocalServing` (what rollouts need: engine, gateway, auxiliary models, runner).
 """
@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from sharpen.compat.agentscope.console import silent_agents
+from sharpen.execution.attempts import attempt_runner
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.engines import load_policy, make_gateway
 from sharpen.execution.model_files import quiet_transformers
@@ -20,12 +21,16 @@ from sharpen.execution.probe import sample_probes
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.sessions import openers, user_functions
 from sharpen.recipe import Job, Recipe, RolloutRecipe, RowRecipe
-from sharpen.rollout.in_process import InProcess, Opener
+from sharpen.rollout.in_process import Opener
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.types import Experience, IntArray, Mode
 
 if TYPE_CHECKING:
     import torch
+
+NEW_OBJECTS = 10_000
+"""While agents run, the garbage collector looks for garbage after so many new objects. After 700, Python's default, it
+walks again and again over the rollouts in flight, whose objects live on."""
 
 
 class LocalServing:
@@ -68,7 +73,7 @@ class LocalServing:
             self.modes: Mapping[Mode, Opener] = openers(config, self.gateway, self.auxiliary)
             functions = user_functions(job)
             self.runner = RolloutRunner(
-                InProcess(functions, config.rollout.timeout_s),
+                attempt_runner(functions, config.rollout),
                 self.modes["sampled"],
                 config.rollout,
                 config.algorithm.group_size,
@@ -76,8 +81,11 @@ class LocalServing:
                 whole_groups=functions.whole_groups,
             )
             undo.pop_all()
+        self._thresholds = gc.get_threshold()
         gc.collect()
         gc.freeze()  # a walk over all that is loaded stops agents and gateway for 0.1 s, again and again
+        if self._thresholds[0]:  # 0: the owner has switched the collector off
+            gc.set_threshold(max(NEW_OBJECTS, self._thresholds[0]), *self._thresholds[1:])
 
     @property
     def ranks(self) -> None:
@@ -98,6 +106,7 @@ class LocalServing:
 
     def close(self) -> None:
         """Close rollouts, gateways, engines and thread, in this order."""
+        gc.set_threshold(*self._thresholds)
         gc.unfreeze()
         self.runner.close()
         self.thread.call(self.gateway.close(), timeout_s=10)

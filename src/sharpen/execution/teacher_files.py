@@ -39,16 +39,22 @@ def check_teacher(config: RunConfig, folder: Path, teacher_folder: Path) -> None
     The tokenizers must map every id to the same text, and have the same tokens at the beginning and end of text. The
     number of embeddings beyond the tokenizer's ids (padding) may differ.
     """
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    own = AutoTokenizer.from_pretrained(folder)
-    teacher = AutoTokenizer.from_pretrained(teacher_folder)
+    from sharpen.families.configuration import read_config
+
+    own = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    teacher = AutoTokenizer.from_pretrained(teacher_folder, trust_remote_code=False)
     if (difference := _first_difference(own, teacher)) is not None:
         raise ConfigError(
             f"the teacher in distill.teacher_path ({config.distill.teacher_path}) has another vocabulary than the "
             f"model ({config.model.model_path}): {difference}; choose a teacher with the same tokenizer"
         )
-    longest = getattr(text_config(AutoConfig.from_pretrained(teacher_folder)), "max_position_embeddings", None)
+    longest = getattr(
+        text_config(read_config(teacher_folder)),
+        "max_position_embeddings",
+        None,
+    )
     if longest is not None and longest < config.model.max_model_len:
         raise ConfigError(
             f"model.max_model_len is {config.model.max_model_len}, but the teacher in distill.teacher_path reads at "

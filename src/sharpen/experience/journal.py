@@ -33,6 +33,7 @@ from sharpen.experience.records import (
     insert_step,
     insert_taught,
 )
+from sharpen.experience.trimming import drop_text
 from sharpen.types import CallEntropies, Check, Experience, Group, Picture
 
 _POLL_S = 1.0
@@ -113,6 +114,11 @@ class Journal:
         sessions."""
         self._write_soon(insert_parity, measured=dict(measured))
 
+    def trim(self, until: int) -> None:
+        """Queue the dropping of the text of rollouts that were made for steps up to `until`."""
+        if until > 0:
+            self._write_soon(drop_text, until=until)
+
     def write(self, insert: Callable[..., None], *, pictures: Iterable[Picture] = (), **record: Any) -> None:
         """Queue another write: `insert(connection, **record)`, which names these images."""
         self._put(_Item(write=partial(insert, **record), pictures=tuple(pictures)))
@@ -172,6 +178,8 @@ class Journal:
             for item in items:
                 if item.done is not None:
                     item.done.set()
+        with contextlib.suppress(sqlite3.Error):  # nothing is lost with it
+            self._connection.executescript("PRAGMA incremental_vacuum")  # `execute` gives back a single page
         self._connection.close()
 
     def _write(self, items: list[_Item]) -> None:
@@ -216,6 +224,9 @@ def _open(path: Path, max_bytes: int | None) -> sqlite3.Connection:
 
 def _prepare(connection: sqlite3.Connection, max_bytes: int | None) -> str:
     """Configure the connection, create missing tables, and return the schema version of the file."""
+    connection.execute(
+        "PRAGMA auto_vacuum = INCREMENTAL"
+    )  # of a new file; an old one keeps its free pages for new rows
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     if max_bytes is not None:

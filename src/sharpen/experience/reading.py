@@ -1,27 +1,30 @@
 """Reads a journal (`run.db`), also while a run is writing it.
 
-In: its path. Out: records equal to those that were added, except that tuples become lists, and values of a task's row
-that JSON cannot hold become text.
+In: its path. Out: records equal to those that were added, except that tuples become lists, values of a task's row that
+JSON cannot hold become text, and rollouts whose text was dropped (`trimming`) are marked as `trimmed`.
 
 Shape suffixes: P prompt tokens, S sampled tokens of a call.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
-import os
+import shutil
 import sqlite3
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sharpen.errors import JournalError
-from sharpen.experience.images import ImageFolder, read_image
+from sharpen.experience.images import FOLDER, ImageFolder, read_image
 from sharpen.experience.records import (
     BASELINE,
     FLOAT_BYTES,
@@ -323,13 +326,38 @@ def open_journal(path: Path | str, *, at_rest: bool = False) -> sqlite3.Connecti
 
 def _opened(path: Path) -> tuple[sqlite3.Connection, sqlite3.Row | None]:
     """Open a journal and read its schema version. SQLite makes files of its own beside one; where it may not (a
-    read-only file system), the journal is read without the records that are still in its log."""
+    read-only file system), a journal whose last records are still in its log is read from a copy."""
     try:
         return _connected(path, "mode=ro")
-    except sqlite3.OperationalError:
-        if os.access(path.parent, os.W_OK):
+    except sqlite3.OperationalError as error:
+        if not path.is_file() or error.sqlite_errorcode & 0xFF not in (
+            sqlite3.SQLITE_CANTOPEN,
+            sqlite3.SQLITE_READONLY,
+        ):
             raise
-        return _connected(path, _AT_REST)
+    log = _log_of(path)
+    if log.exists() and log.stat().st_size:
+        path = _merged_copy(path, path.stat().st_mtime_ns, log.stat().st_mtime_ns)
+    return _connected(path, _AT_REST)
+
+
+def _log_of(path: Path) -> Path:
+    """Return the file of the records that SQLite has not moved into the journal yet."""
+    return path.with_name(f"{path.name}-wal")
+
+
+@cache
+def _merged_copy(path: Path, *_changed: int) -> Path:
+    """Return a copy of a journal with the records of its log, in a folder that is removed when this process ends."""
+    folder = tempfile.mkdtemp(prefix="sharpen-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copy = Path(folder) / path.name
+    for source, target in ((path, copy), (_log_of(path), _log_of(copy))):
+        shutil.copyfile(source, target)
+    (copy.parent / FOLDER).symlink_to(path.resolve().parent / FOLDER)
+    with closing(sqlite3.connect(copy)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    return copy
 
 
 def _connected(path: Path, options: str) -> tuple[sqlite3.Connection, sqlite3.Row | None]:
@@ -410,7 +438,15 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         traceback=traceback,
         seconds=row["seconds"],
         started=rollout_started,
+        trimmed=_is_trimmed(connection, row["group_key"]),
     )
+
+
+def _is_trimmed(connection: sqlite3.Connection, group_key: int) -> bool:
+    """Whether the text of a group's rollouts was dropped; never in a journal without this table."""
+    if not has(connection, "trimmed"):
+        return False
+    return connection.execute("SELECT 1 FROM trimmed WHERE group_key = ?", (group_key,)).fetchone() is not None
 
 
 def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite3.Row]:

@@ -6,9 +6,11 @@ is 0, A random); its adapted layers by name; adapters by the names of peft's fil
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import nn
 
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ConfigError, ModelError
+from sharpen.families.experts import compute_adapted, expert_weights, experts_of
 from sharpen.families.modules import decoder_of, has_towers
 from sharpen.families.nf4 import NF4Linear
 from sharpen.families.recurrent import mixers_of
@@ -26,6 +29,7 @@ ADAPTER = "default"
 _PREFIX = "base_model.model."
 _NO_OUT_PROJ = frozenset({"falcon_h1", "nemotron_h"})
 """Model types whose `out_proj` peft refuses."""
+_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 
 
 def add_adapters(module: Any, lora: LoraConfig) -> dict[str, Any]:
@@ -37,12 +41,24 @@ def add_adapters(module: Any, lora: LoraConfig) -> dict[str, Any]:
     import peft  # takes seconds
 
     settings = {"rank": lora.rank, "alpha": lora.alpha, "target_modules": _targets(module, lora)}
+    if lora.experts:
+        settings["target_parameters"] = _expert_targets(module)
     peft.inject_adapter_in_model(peft_config(module, settings), module, ADAPTER)
-    for layer in adapted_layers(module).values():
+    for name, layer in adapted_layers(module).items():
         layer.eval()
-        if lora.base == "nf4":
+        if is_of_experts(layer):
+            if not name.endswith(".base_layer"):  # peft puts the adapters of one part into each other
+                layer.forward = partial(compute_adapted, [part for part in layer.modules() if is_of_experts(part)])
+        elif lora.base == "nf4":
             layer.base_layer = NF4Linear(layer.base_layer)
     return settings
+
+
+def is_of_experts(layer: Any) -> bool:
+    """Whether this is a layer of peft that adapts the weights of experts."""
+    import peft
+
+    return isinstance(layer, peft.tuners.lora.layer.ParamWrapper)
 
 
 def adapted_layers(module: Any) -> dict[str, Any]:
@@ -60,6 +76,7 @@ def peft_config(module: Any, settings: Mapping[str, Any], *, inference_mode: boo
         r=settings["rank"],
         lora_alpha=settings["alpha"],
         target_modules=_where(module, settings["target_modules"]),
+        target_parameters=settings.get("target_parameters"),
         task_type="CAUSAL_LM",
         base_model_name_or_path=module.config._name_or_path or None,
         inference_mode=inference_mode,
@@ -124,12 +141,35 @@ def _targets(module: Any, lora: LoraConfig) -> list[str]:
     return sorted(set(lora.target_modules or linear))
 
 
+def _expert_targets(module: Any) -> list[str]:
+    """Return the names of the weights of experts that get adapters."""
+    names = [f"{name}.{weight}" for name, experts in experts_of(module).items() for weight in expert_weights(experts)]
+    if not names:
+        raise ConfigError(
+            f"trainer.lora.experts is true, but this model ({module.config.model_type}) has no experts: leave it out"
+        )
+    return sorted(names)
+
+
 def _without_adapters(module: Any) -> set[str]:
     """Return the last part of the names of linear layers whose adapters would have no effect, or that peft refuses."""
     names = {"out_proj"} if module.config.model_type in _NO_OUT_PROJ else set()
     if any(hasattr(mixer.module, "dt_proj") for mixer in mixers_of(module)):
         names.add("dt_proj")  # Mamba 1 multiplies by its weight, and does not call the layer
-    return names
+    return names | _taken_for_experts(module)
+
+
+def _taken_for_experts(module: Any) -> set[str]:
+    """Return the names that peft takes for those of single experts, and replaces by the weights of all experts of a
+    layer: so it does with those of dense layers and shared experts, too."""
+    if importlib.util.find_spec("peft.utils.transformers_weight_conversion") is None:  # older versions replace nothing
+        return set()
+    import peft
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    converted = peft.LoraConfig(target_modules=list(_FEED_FORWARD))
+    convert_peft_config_for_transformers(converted, model=module, conversions=None)
+    return set(_FEED_FORWARD) - set(converted.target_modules)
 
 
 def _where(module: Any, targets: list[str]) -> list[str] | str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharpen.errors import ImageError, ModelError
+from sharpen.families.configuration import reason_of
 from sharpen.families.pieces import Piece, pieces_of
 from sharpen.families.table import missing_images
 from sharpen.families.tokenizer import load_tokenizer
@@ -190,7 +191,7 @@ def _processor(folder: Path, config: Any) -> Any:
             return {name: tensors[name] for name in tensors if name not in self.unused_input_names}, texts
 
     try:
-        images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        images = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
         settings, _ = (
             ImageReader.get_processor_dict(folder) if (folder / "processor_config.json").is_file() else ({}, {})
         )
@@ -198,7 +199,7 @@ def _processor(folder: Path, config: Any) -> Any:
         raise ModelError(f"the image processor of {folder} needs packages that are not installed: {error}") from error
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{folder} holds no image processor ({type(error).__name__}: {str(error).splitlines()[0]}): copy "
+            f"{folder} holds no image processor ({type(error).__name__}: {reason_of(error)}): copy "
             "preprocessor_config.json, or processor_config.json, of the original model there"
         ) from error
     parts = {"image_processor": images, "tokenizer": load_tokenizer(folder)}

@@ -49,7 +49,10 @@ def load_module(source: str | Path, config: Any, dtype: torch.dtype, device: tor
     they are missing or cannot be read."""
     logging.getLogger("transformers.integrations.hub_kernels").addFilter(_is_no_fallback)
     try:
-        module = class_for(config, str(source)).from_pretrained(source, config=config, dtype=dtype).to(device)
+        module = class_for(config, str(source)).from_pretrained(
+            source, config=config, dtype=dtype, trust_remote_code=False, use_safetensors=True
+        )
+        module = module.to(device)
     except (OSError, SafetensorError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"the weights of {source} cannot be loaded: {reason}") from error
@@ -89,7 +92,7 @@ def _is_no_fallback(record: logging.LogRecord) -> bool:
 def skeleton(config: Any, dtype: torch.dtype = torch.float32) -> Any:
     """Return the model without contents, on the meta device."""
     with torch.device("meta"):
-        return class_for(config).from_config(config, dtype=dtype)
+        return class_for(config).from_config(config, dtype=dtype, trust_remote_code=False)
 
 
 def decoder_of(module: Any) -> Any:

@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,10 @@ from torch.overrides import TorchFunctionMode
 
 from sharpen.errors import ModelError
 from sharpen.families.balance import Balance
+from sharpen.families.experts import has_experts
 from sharpen.types import RouteArray
 
 _ROUTER = re.compile(r"(Router|Gating|MoEV1Gate)$")
-_EXPERTS = re.compile(r"(Experts|MoE|Moe|SparseMoeBlock)$")
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOP_K = ("top_k", "num_experts_per_tok", "top_k_experts")
 
@@ -140,26 +139,7 @@ class Routing:
 
 def routing_of(module: torch.nn.Module) -> Routing | None:
     """Return the routing of a mixture of experts, whose routers are wrapped; None for a dense model."""
-    has_experts = any(_EXPERTS.search(type(part).__name__) for part in module.modules())
-    return Routing(module) if has_experts else None
-
-
-def round_experts(module: torch.nn.Module) -> None:
-    """Let the experts of a model compute in autocast's type inside it, like its linear layers: transformers multiplies
-    the experts of all tokens at once, which autocast does not know."""
-    for part in module.modules():
-        if _EXPERTS.search(type(part).__name__) and any(weight.dim() == 3 for weight in part.parameters(recurse=False)):
-            part.forward = partial(_in_autocast_type, part, part.forward)
-
-
-def _in_autocast_type(experts: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    weights = dict(experts.named_parameters(recurse=False))
-    device = next(iter(weights.values())).device.type
-    dtype = torch.get_autocast_dtype(device)
-    if not torch.is_autocast_enabled(device) or all(weight.dtype == dtype for weight in weights.values()):
-        return forward(*args, **kwargs)
-    rounded = {name: weight.to(dtype) for name, weight in weights.items()}
-    return torch.func.functional_call(experts, rounded, args, kwargs)
+    return Routing(module) if has_experts(module) else None
 
 
 @contextmanager

@@ -60,6 +60,7 @@ def _named(names: str) -> frozenset[Piece]:
 
 
 _NO_OUT_PROJ = "LoRA has no adapters on `out_proj` of its recurrent layers, which peft refuses"
+_NO_MLP = "LoRA has no adapters on `gate_proj`, `up_proj` and `down_proj`, which peft takes for those of the experts"
 _WHOLE_PATHS = "shared prompts are computed for each sequence anew in its Mamba 1 layers"
 
 FAMILIES: tuple[Family, ...] = (
@@ -67,7 +68,7 @@ FAMILIES: tuple[Family, ...] = (
     _row("Qwen3", "qwen3"),
     _row("Qwen3-VL", "qwen3_vl", needs="vision", images=True),
     _row("Qwen3.5", "qwen3_5", "qwen3_5_text", needs="recurrent vision", images=True),
-    _row("Qwen3-Next", "qwen3_next", needs="recurrent experts"),
+    _row("Qwen3-Next", "qwen3_next", needs="recurrent experts", limits=(_NO_MLP,)),
     _row("Llama 2, Llama 3", "llama"),
     _row("Mistral", "mistral"),
     _row("Ministral", "ministral"),
@@ -106,8 +107,8 @@ FAMILIES: tuple[Family, ...] = (
     _row("Qwen3.5-MoE", "qwen3_5_moe", "qwen3_5_moe_text", needs="recurrent experts vision", images=True),
     _row("gpt-oss", "gpt_oss", needs="experts", always="sinks"),
     _row("OLMoE", "olmoe", needs="experts"),
-    _row("GLM-4-MoE", "glm4_moe", needs="experts"),
-    _row("DeepSeek-V3", "deepseek_v3", needs="experts two_sizes"),
+    _row("GLM-4-MoE", "glm4_moe", needs="experts", limits=(_NO_MLP,)),
+    _row("DeepSeek-V3", "deepseek_v3", needs="experts two_sizes", limits=(_NO_MLP,)),
     _row("Mixtral", "mixtral", needs="experts"),
     _row("Granite MoE", "granitemoe", needs="experts"),
     _row("LFM2-MoE", "lfm2_moe", needs="experts convolution"),

@@ -13,6 +13,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from sharpen.errors import ModelError
+from sharpen.families.configuration import reason_of
 
 _PROCESSORS_TEMPLATE = "chat_template.json"
 
@@ -21,10 +22,9 @@ def load_tokenizer(folder: Path) -> Any:
     """Return the tokenizer of the model in `folder`. Raises `ModelError` if it, or its processor's template, cannot be
     read."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(f"the tokenizer of {folder} cannot be loaded: {reason}") from error
+        raise ModelError(f"the tokenizer of {folder} cannot be loaded: {reason_of(error)}") from error
     file = Path(folder) / _PROCESSORS_TEMPLATE
     if not getattr(tokenizer, "chat_template", None) and file.is_file():
         try:

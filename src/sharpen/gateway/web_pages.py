@@ -10,6 +10,7 @@ on the loopback knows its own names; one for other machines does not, and is pro
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from ipaddress import ip_address
 
@@ -51,6 +52,7 @@ def refusal(headers: Iterable[tuple[bytes, bytes]], *, loopback: bool) -> str | 
     return None
 
 
+@functools.lru_cache(64)
 def _is_here(authority: str) -> bool:
     """Whether a `Host` may lead to this machine without a page's doing: an address, a name of the loopback, or none at
     all. Names below `internal`, by which containers know their host, are nobody's on the internet."""

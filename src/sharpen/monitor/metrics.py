@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -20,7 +19,9 @@ from typing import IO, Any, Protocol, get_args, runtime_checkable
 
 from sharpen.config.extras import install_command
 from sharpen.config.public import MonitorType
+from sharpen.config.secrets import hide
 from sharpen.errors import ConfigError, JournalError
+from sharpen.files import write_whole
 from sharpen.monitor.services import SERVICES, Rows
 
 
@@ -103,7 +104,7 @@ class TolerantSink:
         except Exception as error:  # the boundary to a package and a service that are not ours
             self.refused += 1
             if self.refused == 1:
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                reason = hide((str(error).strip() or type(error).__name__).splitlines()[0])
                 self._say(
                     f"  ! {self._name} could not {what} ({type(error).__name__}: {reason}): the run continues, "
                     "metrics.jsonl has every number; further failures are counted"
@@ -162,9 +163,7 @@ class JsonlSink:
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
         if resume_step is not None and path.exists():
             kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _is_kept(line, resume_step)]
-            temporary = path.with_name(f".{path.name}.tmp")
-            temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-            os.replace(temporary, path)
+            write_whole(path, "".join(f"{line}\n" for line in kept))
         self._file: IO[str] = path.open("w" if resume_step is None else "a", encoding="utf-8")
         self._path = path
 

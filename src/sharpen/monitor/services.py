@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sharpen.files import write_whole
+
 Rows = Sequence[Mapping[str, str | float | None]]
 """A table: rows with the same columns in the same order."""
 TABLE = "rollouts"
@@ -62,7 +64,7 @@ class MlflowSink:
             module.start_run(run_id=id_file.read_text(encoding="utf-8").strip())
         else:
             run = module.start_run(run_name=name)
-            id_file.write_text(f"{run.info.run_id}\n", encoding="utf-8")
+            write_whole(id_file, f"{run.info.run_id}\n")
             module.log_params(dict(config))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sharpen.files import write_whole
 from sharpen.monitor.statistics import (
     Accuracy,
     Difference,
@@ -87,9 +88,7 @@ def write_summary(path: Path, summary: Summary) -> None:
         "model_dir": str(summary.model_dir) if summary.model_dir else None,
         "run_dir": str(summary.run_dir),
     }
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, f"{json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)}\n", lasting=False)
 
 
 def evaluation_json(found: Evaluation) -> dict[str, Any]:

@@ -7,7 +7,6 @@ the run, predicted from the actual lengths, measured, and the error.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from sharpen.errors import ConfigError
+from sharpen.files import write_whole
 
 FILE = "plan.json"
 
@@ -56,9 +56,7 @@ def read_plan(run_dir: Path) -> dict[str, Any]:
 
 def write_plan(run_dir: Path, content: Mapping[str, Any]) -> None:
     """Write `plan.json` atomically."""
-    temporary = run_dir / f".{FILE}.tmp"
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, run_dir / FILE)
+    write_whole(run_dir / FILE, f"{json.dumps(content, indent=2)}\n", lasting=False)
 
 
 def add_outcome(

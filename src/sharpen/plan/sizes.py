@@ -71,16 +71,11 @@ class Sizes:
 
 def read_model_config(model_path: str, setting: str = "model.model_path", part: Part = "trainer") -> Any:
     """Read the Hugging Face configuration. Raises `ModelError` if there is none, or `part` does not support it."""
-    from transformers import AutoConfig
-
+    from sharpen.families.configuration import read_config
     from sharpen.families.modules import class_for
 
     path = Path(model_path).expanduser()
-    try:
-        config = AutoConfig.from_pretrained(path if path.is_dir() else model_path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"{setting} {model_path!r}: its config.json cannot be read: {reason}") from error
+    config = read_config(path if path.is_dir() else model_path, f"{setting} {model_path!r}")
     refuse_unsupported(config, f"{setting} {model_path!r}", part)
     class_for(config, f"{setting} {model_path!r}")
     text = text_config(config)

@@ -47,7 +47,7 @@ class Exchange:
     was told: 499 until it was."""
 
     raw: RawRequest
-    target: str
+    target: httpx.URL
     headers: Headers
     own_key: bool
     began: float
@@ -93,7 +93,7 @@ class Proxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
-        path = request.url.path
+        path = scope["path"]  # not that of `request.url`, which is made from the Host that the client sends
         try:
             body = await read_body(request, self._max_body_mb)
             raw = raw_request(request.method, path, request.headers, body, None, in_process=False)
@@ -127,7 +127,7 @@ class Proxy:
         """Return the recorder's own page at a path, if there is one. Raises `ApiError` without its key."""
         route = route_of(raw.method, raw.path)
         if (raw.method, raw.path) in HEALTH:
-            return json_reply({"status": "ok", "upstream": self._upstream.url})
+            return json_reply({"status": "ok", "upstream": self._upstream.shown})
         if route == ("GET", "/openapi.json"):
             return json_reply(self._description)
         if route != ("GET", "/metrics") and route not in self._pages:
@@ -147,7 +147,7 @@ class Proxy:
         route = route_of(raw.method, raw.path)
         exchange = Exchange(
             raw=raw,
-            target=self._upstream.target(raw.path, request.url.query),
+            target=self._upstream.target(raw.path, request.scope["query_string"].decode("latin-1")),
             headers=request.headers.items(),
             own_key=own,
             began=time.monotonic(),
@@ -216,7 +216,7 @@ class Proxy:
             try:
                 body = _note_whole(exchange.answer, await reply.aread())
             except httpx.HTTPError as error:
-                raise unreachable(self._upstream.url, error) from error
+                raise unreachable(self._upstream.shown, error) from error
             self._record(exchange, whole=True)
             await _send_whole(send, reply.status_code, headers, body)
 
@@ -229,7 +229,7 @@ class Proxy:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         except httpx.HTTPError as error:
             exchange.status = 502
-            self._say(f"{exchange.raw.path[:100]}: {unreachable(self._upstream.url, error)}")
+            self._say(f"{exchange.raw.path[:100]}: {unreachable(self._upstream.shown, error)}")
             raise BrokenOffError from error
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -284,7 +284,7 @@ class Proxy:
             self._gives_ids[exchange.route] = self._gives_ids[exchange.route] or gives
             return
         self._say_once(
-            f"{self._upstream.url} gives no token ids at {exchange.raw.path[:100]} (vLLM does, if it is new "
+            f"{self._upstream.shown} gives no token ids at {exchange.raw.path[:100]} (vLLM does, if it is new "
             "enough to know return_token_ids): its calls are recorded as text, without tokens, so that only what "
             "renders messages anew can learn from them (sft, dpo)"
         )

@@ -21,12 +21,14 @@ Row = dict[str, Any]
 @dataclass(slots=True)
 class LeftOut:
     """What no rows were made of: rollouts below the least reward, calls without messages (completions), calls whose
-    answer did not reach the agent or was not used, tasks without two rollouts of different rewards."""
+    answer did not reach the agent or was not used, tasks without two rollouts of different rewards, rollouts whose text
+    was dropped."""
 
     low: int = 0
     no_messages: int = 0
     not_used: int = 0
     no_pair: int = 0
+    trimmed: int = 0
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each kind."""
@@ -35,6 +37,7 @@ class LeftOut:
             (self.no_messages, "calls that have a prompt and no messages"),
             (self.not_used, "calls whose answer did not reach the agent, or was not used"),
             (self.no_pair, "tasks without two rollouts of one beginning and different rewards"),
+            (self.trimmed, "rollouts whose text the run dropped (journal.keep_steps)"),
         ):
             if number:
                 yield f"left out: {number} {what}"
@@ -96,7 +99,8 @@ def dpo_rows(groups: Iterable[Group], left_out: LeftOut) -> Iterator[Row]:
 def talks(rollout: Rollout, left_out: LeftOut, min_reward: float | None) -> Iterator[Talk]:
     """Yield the conversations of a rollout: of each call whose answer no later call goes on from, with all before."""
     calls = []
-    for call in rollout.calls:
+    left_out.trimmed += rollout.trimmed
+    for call in () if rollout.trimmed else rollout.calls:
         if call.status != CallStatus.USED:
             left_out.not_used += 1
         elif not call.messages or call.messages[0].get("role") == PROMPT_ROLE:

@@ -58,7 +58,7 @@ def record(options: Options, say: Callable[[str], None]) -> None:
         options.folder.mkdir(parents=True, exist_ok=True)
         if note := stack.enter_context(locked(options.folder)):
             say(note)
-        open_folder(options.folder, upstream.url, options.model)
+        open_folder(options.folder, upstream.shown, options.model)
         sessions = RecordedSessions(
             stack.enter_context(Journal(options.folder / JOURNAL)), idle_s=options.idle_s, say=say
         )
@@ -102,7 +102,7 @@ def _running(
         thread.start(end_idle())
         url = url_of(options.listen, server.port, None)
         sessions.address = lambda: url
-        say(f"recording {upstream.url} at {url} in {options.folder}  (Ctrl-C ends)")
+        say(f"recording {upstream.shown} at {url} in {options.folder}  (Ctrl-C ends)")
         try:
             yield
         finally:

@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 
 from sharpen.families.pieces import auto_class
+from sharpen.files import write_whole
 from sharpen.report.contents import Report, kept_checkpoints, read_report
-from sharpen.report.render import markdown_template, write_text
+from sharpen.report.render import markdown_template
 from sharpen.trainer.checkpoint import step_of
 
 MARK = "<!-- This card is written by Sharpen at the end of the run -->"
@@ -35,7 +36,7 @@ def write_cards(run_dir: Path, *, replace: bool = True) -> list[Path]:
         before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         if before and not replace and MARK not in before:
             continue
-        write_text(path, card(report, checkpoint, front_matter(before)))
+        write_whole(path, card(report, checkpoint, front_matter(before)), lasting=False)
         written.append(path)
     return written
 

@@ -6,7 +6,6 @@ of rollouts is escaped in both.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from sharpen.files import write_whole
 from sharpen.report.contents import Report, read_report
 from sharpen.transcript import clean_for_page
 from sharpen.view.data.measures import Count, Measure
@@ -29,7 +29,7 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]#|~])")
 def write_report(run_dir: Path, *, price_per_hour: float | None = None) -> Path:
     """Write `report.html` into a run directory, whatever state the run is in, and return its path."""
     path = run_dir / NAME
-    write_text(path, html(read_report(run_dir, price_per_hour=price_per_hour)))
+    write_whole(path, html(read_report(run_dir, price_per_hour=price_per_hour)), lasting=False)
     return path
 
 
@@ -47,13 +47,6 @@ def markdown(report: Report) -> str:
 def markdown_template(name: str) -> Template:
     """Return a template that writes Markdown."""
     return _environment(markup=False).get_template(name)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 @cache

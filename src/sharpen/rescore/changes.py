@@ -17,12 +17,13 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """`same` rollouts keep their reward. `flat_before` and `flat_after` count groups whose rewards are all the same,
-    which teach nothing. `turned` counts rollouts that were above their group's mean and would have been below it, or
-    the other way round. `most` are those whose reward changed most."""
+    """`trimmed` rollouts have no text to judge. `same` rollouts keep their reward. `flat_before` and `flat_after` count
+    groups whose rewards are all the same, which teach nothing. `turned` counts rollouts that were above their group's
+    mean and would have been below it, or the other way round. `most` are those whose reward changed most."""
 
     rollouts: int
     failed: int
+    trimmed: int
     same: int
     mean_before: float | None
     mean_after: float | None
@@ -37,6 +38,7 @@ class Changes:
 def changes(scores: Sequence[Score]) -> Changes:
     """Compare the recorded rewards with the new ones, over the rollouts that have both."""
     whole = [score for score in scores if score.new is not None]
+    trimmed = sum(score.trimmed for score in scores)
     groups: dict[str, list[tuple[float, float]]] = {}
     for score in whole:
         assert score.new is not None
@@ -45,7 +47,8 @@ def changes(scores: Sequence[Score]) -> Changes:
     changed.sort(key=lambda score: abs((score.new or 0.0) - score.old), reverse=True)
     return Changes(
         rollouts=len(scores),
-        failed=len(scores) - len(whole),
+        failed=len(scores) - len(whole) - trimmed,
+        trimmed=trimmed,
         same=len(whole) - len(changed),
         mean_before=fmean(score.old for score in whole) if whole else None,
         mean_after=fmean(score.new for score in whole if score.new is not None) if whole else None,
@@ -54,7 +57,7 @@ def changes(scores: Sequence[Score]) -> Changes:
         flat_after=sum(len({new for _, new in pairs}) == 1 for pairs in groups.values()),
         turned=sum(_turned(pairs) for pairs in groups.values()),
         most=tuple(changed[:SHOWN]),
-        errors=tuple(dict.fromkeys(score.error for score in scores if score.error))[:3],
+        errors=tuple(dict.fromkeys(score.error for score in scores if score.error and not score.trimmed))[:3],
     )
 
 

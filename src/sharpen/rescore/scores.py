@@ -10,10 +10,11 @@ import asyncio
 import copy
 import math
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sharpen.errors import ConfigError
+from sharpen.rollout.answers import TRIMMED
 from sharpen.rollout.signature import judge_arguments, name_of
 from sharpen.transcript import content_text
 from sharpen.types import Group, Rollout
@@ -24,7 +25,8 @@ AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A rollout's rewards. `new` is None if the judge failed, and `error` says how."""
+    """A rollout's rewards. `new` is None if the judge failed, and `error` says how; or if the rollout is `trimmed`, so
+    that there is no answer to judge."""
 
     rollout: str
     group: str
@@ -32,6 +34,7 @@ class Score:
     old: float
     new: float | None
     error: str = ""
+    trimmed: bool = False
 
 
 def check_judge(judge: Callable[..., Any]) -> None:
@@ -66,6 +69,9 @@ async def _scores(groups: Iterable[Group], judge: Callable[..., Any]) -> AsyncIt
 
 async def _score(group: Group, rollout: Rollout, judge: Callable[..., Any]) -> Score:
     assert rollout.reward is not None
+    if rollout.trimmed:
+        score = Score(rollout=rollout.id, group=group.id, task=group.task.id, old=rollout.reward, new=None)
+        return replace(score, error=TRIMMED, trimmed=True)
     new, error = None, ""
     try:
         judged = await judge(task=copy.deepcopy(dict(group.task.row)), response=answer(rollout))

@@ -14,6 +14,7 @@ from sharpen.types import Group, Rollout
 
 SHOWN = 300
 """The most characters of an answer or of a field."""
+TRIMMED = "text of this rollout was dropped (journal.keep_steps)"
 CONVERSATION = 10_000
 """The most characters of a conversation in a table: its end, which is what was said last."""
 

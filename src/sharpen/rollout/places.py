@@ -14,6 +14,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from sharpen.config.secrets import hide
+
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -74,12 +76,12 @@ def place_of_task(task: asyncio.Task[Any] | None) -> str | None:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error's type, message and place in one line."""
+    """Return an error's type, message and place in one line; secrets are hidden."""
     try:
         message = str(error)
     except Exception as second:  # the message is made by the user's code
         message = f"its message cannot be read: __str__ raised {type(second).__name__}"
-    message = stored_text(" ".join(message[: 100 * MAX_CHARACTERS].split()))
+    message = stored_text(" ".join(hide(message[: 100 * MAX_CHARACTERS]).split()))
     if len(message) > MAX_CHARACTERS:
         message = message[: MAX_CHARACTERS - 3] + "..."
     place = place_of_error(error)
@@ -87,13 +89,13 @@ def describe(error: BaseException) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """Return the beginning of a value's `repr`, and its type."""
+    """Return the beginning of a value's `repr`, without secrets, and its type."""
     kind = type(value).__name__
     try:
         text = repr(value)
     except Exception as error:  # made by the user's code
         return f"an object of type {kind}, whose __repr__ raised {type(error).__name__}"
-    text = " ".join(text[: 100 * MAX_CHARACTERS].split())
+    text = " ".join(hide(text[: 100 * MAX_CHARACTERS]).split())
     return f"{stored_text(text[:80])} ({kind})"
 
 
@@ -109,7 +111,7 @@ def traceback_of(error: BaseException) -> str | None:
         found = traceback.TracebackException.from_exception(error, limit=-MAX_FRAMES, compact=True)
         if not _take_out_ours(found):
             return None
-        text = stored_text("".join(found.format()).rstrip())
+        text = hide(stored_text("".join(found.format()).rstrip()))
     except Exception:  # the user's classes of errors, or thousands of causes: the failure is described without it
         return None
     if (left_out := len(text) - MAX_TRACEBACK) <= 0:

@@ -33,6 +33,7 @@ from types import TracebackType
 from typing import Any
 
 from sharpen.config.run import RolloutConfig
+from sharpen.config.secrets import hide
 from sharpen.errors import RolloutError
 from sharpen.rollout.choices import mark_unused, multi_choice_requests
 from sharpen.rollout.ending import Ending
@@ -333,8 +334,8 @@ class RolloutRunner:
             call_rewards=ending.call_rewards or {},
             step_rewards=ending.step_rewards,
             states=ending.states,
-            error=ending.error,
-            traceback=ending.traceback,
+            error=None if ending.error is None else hide(ending.error),
+            traceback=None if ending.traceback is None else hide(ending.traceback),
             seconds=result.seconds,
             started=result.started,
             unrecorded_answers=None if result.num_answers is None else result.num_answers if not calls else 0,

@@ -82,6 +82,10 @@ class Run:
         """Mark the run as failed; the first reason is kept. From any thread."""
         self.misuse = self.misuse or reason
 
+    def let_go(self, _: asyncio.Task[None]) -> None:
+        """Forget the task, which has ended: its loop knows the owner of a task for as long as the task is known."""
+        self.task = None
+
     def overdue(self, now: float) -> bool:
         """Whether the run's time limit and half its grace period have passed."""
         return self.started.done() and now > self.started.result() + self.timeout_s + GRACE_S / 2
@@ -176,6 +180,7 @@ class LoopThread:
             run.resolve(error=asyncio.CancelledError())
             return
         run.task = self.loop.create_task(self._run(run, code), name=run.label, context=context_of(run))
+        run.task.add_done_callback(run.let_go)
 
     async def _run(self, run: Run, code: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         run.started.set_result(time.monotonic())

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sharpen.config.load import ResolvedConfig, value_leaves
+from sharpen.config.load import ResolvedConfig, shown_settings
 from sharpen.config.run import RunConfig
 from sharpen.decide import decide
-from sharpen.errors import ConfigError
+from sharpen.errors import ConfigError, JournalError
 from sharpen.execution.place import Serving
 from sharpen.execution.probe import probe_at_start
 from sharpen.execution.start import start_serving, start_training
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _ROLLOUTS_ONLY = (
     *("algorithm.group_size", "sampling.max_refill", "sampling.reward_", "sampling.overlong", "sampling.difficulty"),
     *("sampling.replay", "sampling.max_staleness", "sampling.operators"),
-    *("check.", "critic.", "distill.", "sync.", "monitor_rollouts"),
+    *("check.", "critic.", "distill.", "sync.", "monitor_rollouts", "journal."),
 )
 """Prefixes of the settings that have no effect without rollouts."""
 _AGENT_ONLY = (
@@ -122,9 +122,21 @@ def open_loop(
         stack.enter_context(stop_signals())  # again: Ray installs its own handlers when it starts
         loop = assemble(site, serving, trainer)
         stack.callback(loop.monitor.close)
-        stack.callback(loop.journal.close)
+        stack.enter_context(_closing(loop.journal))
         site.display.doing("")
         yield loop, site
+
+
+@contextlib.contextmanager
+def _closing(journal: Journal) -> Iterator[None]:
+    """Close the journal at the end. If an error ends the run, that one is raised, and not what it leads to."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(JournalError):
+            journal.close()
+        raise
+    journal.close()
 
 
 @contextlib.contextmanager
@@ -401,7 +413,7 @@ def _monitor(site: Site, step: int) -> Monitor:
         config.monitor_type,
         project=config.project,
         name=directory.path.name,
-        config={".".join(place): value for place, value in value_leaves(config).items()},
+        config=shown_settings(config),
         say=site.display.message,
         resume_step=step if directory.checkpoint is not None else None,
     )

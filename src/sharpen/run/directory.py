@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-import yaml
-
 from sharpen.config.former import former_run
-from sharpen.config.load import ResolvedConfig, write_resolved
+from sharpen.config.load import ResolvedConfig, write_config, write_given, write_resolved
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import read_steps
@@ -100,10 +97,9 @@ def open_run_directory(
         else:
             notes += _continue(path, RunRecord.of(config, identities), checkpoint, rows)
         if config_path is not None:
-            shutil.copyfile(config_path, path / "config.yaml")
+            write_config(config_path, path / "config.yaml")
         elif not (path / "config.yaml").exists():
-            content = config.model_dump(mode="json", exclude_unset=True)
-            (path / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+            write_given(config.model_dump(mode="json", exclude_unset=True), path / "config.yaml")
         noted = {f"{IDENTITY}{name}": dict(identity) for name, identity in identities.items()}
         write_resolved(path / "resolved.json", resolved, noted)
         yield RunDirectory(path=path, checkpoint=checkpoint, notes=tuple(notes))

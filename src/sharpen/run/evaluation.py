@@ -21,6 +21,7 @@ from sharpen.config.load import ResolvedConfig, write_resolved
 from sharpen.config.run import HELD_OUT, RunConfig
 from sharpen.decide import decide_evaluation, fit_to_machine
 from sharpen.errors import ConfigError, RolloutError
+from sharpen.execution.attempts import attempt_runner
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.auxiliary.remote import RemoteModel
 from sharpen.execution.auxiliary.settings import check_auxiliary_models
@@ -29,6 +30,7 @@ from sharpen.execution.sessions import opener, own_arguments
 from sharpen.execution.start import start_serving
 from sharpen.experience.journal import Journal
 from sharpen.experience.records import EVALUATIONS
+from sharpen.files import write_whole
 from sharpen.monitor.display import Display
 from sharpen.monitor.statistics import (
     Evaluation,
@@ -39,7 +41,7 @@ from sharpen.monitor.statistics import (
 )
 from sharpen.monitor.table import with_interval
 from sharpen.rollout.attempt import UserFunctions
-from sharpen.rollout.in_process import InProcess, Opener
+from sharpen.rollout.in_process import Opener
 from sharpen.rollout.retries import fails_its_task
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.statistics import RolloutStatistics, own_metrics, summarize, without_calls_note
@@ -228,7 +230,7 @@ def evaluate(
         for line in evaluation_lines(found):
             display.message(line)
     if output is not None:
-        output.write_text(json.dumps(evaluation_to_json(found), indent=2) + "\n", encoding="utf-8")
+        write_whole(output, f"{json.dumps(evaluation_to_json(found), indent=2)}\n")
     return found
 
 
@@ -257,10 +259,11 @@ def _endpoint_runner(
         model_name=endpoint["model_name"],
         base_url=endpoint["base_url"],
         api_key=endpoint["api_key"],
+        listen=config.gateway.model_copy(update={"port": 0}),
     )
     stack.callback(policy.close)
     open_sampled = opener(policy.open, auxiliary)
-    attempts = InProcess(functions, config.rollout.timeout_s)
+    attempts = attempt_runner(functions, config.rollout)
     whole_groups = functions.whole_groups
     runner = RolloutRunner(attempts, open_sampled, config.rollout, 1, config.seed, whole_groups=whole_groups)
     stack.callback(runner.close)

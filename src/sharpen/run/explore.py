@@ -8,7 +8,6 @@ as it is, which makes the exchange a collection of its rollouts. A batch that th
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sharpen.config.load import ResolvedConfig, write_resolved
+from sharpen.config.load import ResolvedConfig, write_config, write_resolved
 from sharpen.decide import decide_rollouts
 from sharpen.exchange.announcement import Announcement
 from sharpen.exchange.batch import ExploredBatch
@@ -118,7 +117,7 @@ def open_folder(
         if before is not None:
             lines += check_same_run(path, before, RunRecord.of(resolved.config, identities))
         if config_path is not None:
-            shutil.copyfile(config_path, path / "config.yaml")
+            write_config(config_path, path / "config.yaml")
         noted = {f"{IDENTITY}{name}": dict(identity) for name, identity in identities.items()}
         write_resolved(path / "resolved.json", resolved, noted)
         yield lines

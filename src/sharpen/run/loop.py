@@ -186,6 +186,8 @@ class Loop:
                 num_evaluated=progress.num_evaluated + 1,
             )
         self.checkpoints.save(self._position())
+        if (keep := self.config.journal.keep_steps) is not None:  # a run that goes on does so from this checkpoint
+            self.journal.trim(self.progress.step - keep)
 
     def _position(self) -> StepPosition:
         """Return how far the run is, with the tokens of auxiliary models up to now."""

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.config.former import recorded_settings
-from sharpen.config.load import value_leaves
+from sharpen.config.load import shown, shown_settings
 from sharpen.config.resuming import may_change, setting_of
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
+from sharpen.files import write_whole
 from sharpen.run.identity import Identity
 
 IDENTITY = "identity."
@@ -49,7 +50,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """The settings of a run by dotted name, and the identities of its model and datasets."""
+    """The settings of a run by dotted name, without secrets, which may change; and the identities of its model and
+    datasets."""
 
     values: Mapping[str, Any]
     identities: Mapping[str, Identity]
@@ -57,8 +59,7 @@ class RunRecord:
     @classmethod
     def of(cls, config: RunConfig, identities: Mapping[str, Identity]) -> RunRecord:
         """Return the record of a configuration."""
-        values = {".".join(place): value for place, value in value_leaves(config).items()}
-        return cls(values=json.loads(json.dumps(values)), identities=identities)
+        return cls(values=json.loads(json.dumps(shown_settings(config))), identities=identities)
 
 
 def read_recorded(path: Path) -> RunRecord | None:
@@ -70,7 +71,7 @@ def read_recorded(path: Path) -> RunRecord | None:
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
         derived = {name: entry["value"] for name, entry in entries.items() if entry["origin"] == "derived"}
-        values = recorded_settings(entries)
+        values = {name: shown(tuple(name.split(".")), value) for name, value in recorded_settings(entries).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"cannot read {file} ({error}), so the settings of the run are not known. Restore the file, or choose "
@@ -116,11 +117,19 @@ def keep_settings(path: Path, step: int) -> None:
     kept = {int(re.findall(r"\d+", file.name)[-1]): file for file in path.glob("resolved.until_step_*.json")}
     reaching = sorted(until for until in kept if until >= step)
     if not reaching:
-        target.write_bytes((path / "resolved.json").read_bytes())
+        write_whole(target, _without_secrets((path / "resolved.json").read_bytes()))
         return
     kept[reaching[0]].replace(target)
     for until in reaching[1:]:
         kept[until].unlink()
+
+
+def _without_secrets(content: bytes) -> bytes:
+    """Return a `resolved.json` without the secrets that earlier versions wrote there."""
+    entries = json.loads(content)
+    for name, entry in entries.items():
+        entry["value"] = shown(tuple(name.split(".")), entry["value"])
+    return f"{json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True)}\n".encode()
 
 
 def _defaults() -> dict[str, Any]:

@@ -77,7 +77,7 @@ class Checkpoints:
         self._journal = journal
         self._run_dir = run_dir
         self._keep = keep
-        self._say = say
+        self._display = say
         self._tried: str | None = None
         self._written: str | None = None
 
@@ -129,10 +129,16 @@ class Checkpoints:
             if content == self._written:  # another Ctrl-C, deferred by the save
                 return
             reason = _first_line(second)
-            error.add_note(f"The checkpoint of step {recorded.step} could not be written: {reason}")
+            with contextlib.suppress(TypeError):  # notes that are no list
+                error.add_note(f"The checkpoint of step {recorded.step} could not be written: {reason}")
             self._say(
                 f"the checkpoint of step {recorded.step} could not be written ({reason}); {self._last_checkpoint()}"
             )
+
+    def _say(self, line: str) -> None:
+        """Show a line. That it cannot be shown is no reason not to save."""
+        with contextlib.suppress(Exception):
+            self._display(line)
 
     def _point_to_best(self, recorded: StepPosition) -> None:
         if recorded.best_step is None:
@@ -162,6 +168,9 @@ def _cause(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the class and the first line of an error."""
-    lines = str(error).strip().splitlines()
+    """Return the class and the first line of an error, whose text may be impossible to make."""
+    try:
+        lines = str(error).strip().splitlines()
+    except BaseException:
+        lines = []
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -54,9 +54,10 @@ def parse_range(text: str) -> Range:
     setting, equals, what = text.partition("=")
     if not equals or not setting.strip() or not what.strip():
         raise ConfigError(f"--vary {text!r}: it must be KEY=A,B,C or KEY=LOW:HIGH or KEY=LOW:HIGH:log")
+    if setting.strip() == "name":
+        raise ConfigError(f"--vary {text!r}: each trial has a name of its own, so that name cannot be varied")
     if ":" not in what:
-        values = tuple(yaml.safe_load(part) for part in what.split(","))
-        return Range(setting=setting.strip(), values=tuple(map(_number, values)))
+        return Range(setting=setting.strip(), values=tuple(_value(text, part) for part in what.split(",")))
     parts = what.split(":")
     try:
         low, high = float(parts[0]), float(parts[1])
@@ -65,13 +66,21 @@ def parse_range(text: str) -> Range:
     log = parts[2:] == ["log"]
     if parts[2:] and not log:
         raise ConfigError(f"--vary {text!r}: after the two numbers comes nothing, or :log; got {parts[2]!r}")
-    if not low < high or (log and low <= 0):
-        raise ConfigError(f"--vary {text!r}: the first number must be less than the second, and above 0 with :log")
+    if not low < high or not math.isfinite(high - low) or (log and low <= 0):
+        raise ConfigError(
+            f"--vary {text!r}: the first number must be less than the second, both finite, and above 0 with :log"
+        )
     return Range(setting=setting.strip(), low=low, high=high, log=log)
 
 
-def _number(value: Any) -> Any:
-    """Read `1e-6`, which is text in YAML, as a number."""
+def _value(text: str, part: str) -> Any:
+    """Read one of the values: as YAML, and `1e-6`, which is text there, as a number."""
+    try:
+        value = yaml.safe_load(part)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"--vary {text!r}: the value {part!r} is not YAML") from error
+    if not part.strip():
+        raise ConfigError(f"--vary {text!r}: between two commas is nothing")
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:

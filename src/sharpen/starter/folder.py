@@ -34,15 +34,18 @@ def write_starter(folder: Path, framework: str, model: str | None) -> Starter:
     """Write the files. `model` is a folder or a name on the hub; None: the tiny model, which is made elsewhere. Raises
     `ConfigError` if any of the files is there already."""
     contents = dict(_contents(framework, model))
-    there = [name for name in contents if (folder / name).exists()]
-    if there:
-        raise ConfigError(
-            f"{folder} already has {', '.join(there)}; nothing was written: name a new folder, or remove these"
-        )
-    for name, text in contents.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    try:
+        there = [name for name in contents if (folder / name).exists()]
+        if there:
+            raise ConfigError(
+                f"{folder} already has {', '.join(there)}; nothing was written: name a new folder, or remove these"
+            )
+        for name, text in contents.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}; name another folder") from error
     requirements = contents.get("requirements.txt", "").split()
     return Starter(folder=folder, files=tuple(contents), requirements=tuple(requirements))
 

@@ -66,15 +66,16 @@ def _check_format(rows: Sequence[Task], data: Data, fields: SupervisedConfig) ->
 
 def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) -> Tutor:
     """Make a `Tutor` for the model in `folder`, without loading its weights."""
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
     from sharpen.execution.engines import album_of
+    from sharpen.families.configuration import read_config
     from sharpen.families.tokenizer import load_tokenizer
     from sharpen.gateway.render import Renderer
     from sharpen.inference.families import end_token_ids
     from sharpen.supervised.lessons import Tutor
 
-    settings = AutoConfig.from_pretrained(folder)
+    settings = read_config(folder)
     generation = GenerationConfig.from_model_config(settings)
     if (folder / "generation_config.json").exists():
         generation = GenerationConfig.from_pretrained(folder)

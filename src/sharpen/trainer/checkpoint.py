@@ -21,6 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from sharpen.errors import CheckpointError
+from sharpen.files import partial_files
+from sharpen.trainer.checksums import changed_files, write_checksums
 from sharpen.trainer.sharding import shard_like
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ def save(
         save_file(_random_state(), inner / "random.safetensors")
         full_state = dict(state) if policy.adapters is None else {**state, ADAPTERS: policy.adapters}
         (inner / "state.json").write_text(json.dumps(full_state, indent=2) + "\n")
+        write_checksums(partial)
 
     failure = None
     if team.rank == 0:
@@ -277,8 +280,11 @@ def repair(root: Path) -> list[str]:
     Raises `CheckpointError` if there are checkpoints, but none is complete.
     """
     notes = [_finish_replacing(replaced) for replaced in sorted(root.glob(f".{PREFIX}*.replaced"))]
-    for leftover in (*root.glob(f".{PREFIX}*.partial"), *root.glob(f".{PREFIX}*.removed")):
-        shutil.rmtree(leftover)
+    for leftover in (*partial_files(root), *root.glob(f".{PREFIX}*.removed")):
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink(missing_ok=True)
     if _pointer_name(root, "best") is not None and pointed(root, "best") is None:
         notes.append(f"`best` pointed to {_pointer_name(root, 'best')}, which does not exist: `best` was removed")
         (root / "best").unlink()
@@ -296,33 +302,58 @@ def _finish_replacing(replaced: Path) -> str:
 
 
 def _repair_latest(root: Path) -> list[str]:
+    """Point `latest` to the newest complete checkpoint, unless it points to a complete one. Return a sentence that
+    names those that were passed over."""
     name = _pointer_name(root, "latest")
-    if name and is_whole(root / name):
-        return []
+    damages: dict[str, str] = {}
+    if name:
+        damages[name] = damage(root / name)
+        if not damages[name]:
+            return []
+    problem = "there is no `latest`" if name is None else f"`latest` points to {name or 'nothing'}"
     steps = _steps(root)
-    problem = "there is no `latest`" if name is None else f"`latest` points to {name or 'nothing'}, which is incomplete"
-    if complete := [path for path in steps if is_whole(path)]:
-        newest = max(complete, key=steps.__getitem__)
-        point(root, "latest", newest)
-        return [f"{problem}: it now points to {newest.name}, the newest complete checkpoint"]
+    for path in sorted(steps, key=steps.__getitem__, reverse=True):
+        damages[path.name] = damages.get(path.name) or damage(path)
+        if not damages[path.name]:
+            point(root, "latest", path)
+            passed = f" (passed over: {_in_words(damages)})" if any(damages.values()) else ""
+            return [f"{problem}: it now points to {path.name}, the newest complete checkpoint{passed}"]
     if steps or name is not None:
         raise CheckpointError(
             f"cannot continue in {root}: {problem}, and no checkpoint there is complete "
-            f"({', '.join(sorted(path.name for path in steps)) or 'there are none'}). Restore a copy of one "
-            f"({PREFIX}N with its {STATE}/), or choose another experiment_name"
+            f"({_in_words(damages) or 'there are none'}). Restore a copy of one ({PREFIX}N with its {STATE}/), or "
+            "choose another experiment_name"
         )
     return []
 
 
-def is_whole(directory: Path) -> bool:
-    """Whether a checkpoint has all files that a resume needs."""
+def _in_words(damages: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}, {reason}" for name, reason in damages.items() if reason)
+
+
+def damage(directory: Path) -> str:
+    """Return what is wrong with a checkpoint: a file that a resume needs is missing, or has changed since it was
+    written. Empty if it is whole."""
+    if not directory.is_dir():
+        return "which does not exist"
     inner = directory / STATE
-    needed = (directory / "config.json", *(inner / f"{name}.safetensors" for name in ("optimizer", "random")))
-    return (
-        (inner / "state.json").is_file()
-        and all(file.is_file() for file in needed)
-        and any(directory.glob("*.safetensors"))
-    )
+    needed = [inner / "state.json", directory / "config.json"]
+    needed += [inner / f"{name}.safetensors" for name in ("optimizer", "random")]
+    missing = [path.relative_to(directory).as_posix() for path in needed if not path.is_file()]
+    if not any(directory.glob("*.safetensors")):
+        missing.append("model.safetensors")
+    if missing:
+        return f"which lacks {' and '.join(missing)}"
+    try:
+        changed = changed_files(directory)
+    except OSError as error:
+        return f"which cannot be read ({error})"
+    return f"whose {' and '.join(changed)} changed since it was written" if changed else ""
+
+
+def is_whole(directory: Path) -> bool:
+    """Whether a checkpoint has all files that a resume needs, as they were written."""
+    return not damage(directory)
 
 
 def _steps(root: Path) -> dict[Path, int]:

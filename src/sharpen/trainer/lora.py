@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import save_file
 
 from sharpen.config.trainer import LoraConfig, TrainerConfig
-from sharpen.families.adapters import ADAPTER, adapted_layers, add_adapters, peft_config
+from sharpen.families.adapters import ADAPTER, adapted_layers, add_adapters, is_of_experts, peft_config
+from sharpen.families.experts import expert_update
 from sharpen.families.nf4 import NF4Linear
 from sharpen.trainer.model import Scorer, TrainedModel, read_module, resolve_dtype, round_frozen
 from sharpen.trainer.packing import Pack
@@ -101,7 +102,10 @@ class AdaptedModel(TrainedModel):
     def share_base(self, layers: Mapping[str, Any]) -> None:
         """Use the engine's frozen layers, by name, in place of those with the same weights that were loaded here."""
         for name, layer in self._layers.items():
-            layer.base_layer = layers[name].base_layer
+            if is_of_experts(layer):
+                setattr(layer.get_base_layer(), layer.parameter_name, layers[name].get_param())
+            else:
+                layer.base_layer = layers[name].base_layer
 
     def write_trained(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write the adapters in peft's format."""
@@ -137,21 +141,33 @@ class AdaptedModel(TrainedModel):
     def merge_adapters(self, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Merge the adapters into their weights; yield other weights as they are."""
         adapters = {name for name, _ in self.parameters()}
-        adapted = {f"{name}.base_layer.weight": layer for name, layer in self._layers.items()}
+        adapted = {_plain(_weight_name(name, layer)): layer for name, layer in self._layers.items()}
         for name, tensor in named:
             if name in adapters:
                 continue
-            if name in adapted:
-                tensor = self._merged(tensor, adapted[name])
-            yield name.replace(".base_layer.", "."), tensor
+            plain = _plain(name)
+            yield plain, self._merged(tensor, adapted[plain]) if plain in adapted else tensor
 
     @torch.no_grad()
     def _merged(self, weight: torch.Tensor, layer: Any) -> torch.Tensor:
         down, up = whole(layer.lora_A[ADAPTER].weight), whole(layer.lora_B[ADAPTER].weight)
+        if is_of_experts(layer):
+            merged: torch.Tensor = whole(weight) + expert_update(layer, down, up)
+            return merged.to(self.compute_dtype)
         base = layer.base_layer
         before = base.whole() if isinstance(base, NF4Linear) else whole(weight)
-        merged: torch.Tensor = before + layer.scaling[ADAPTER] * (up @ down)
+        merged = before + layer.scaling[ADAPTER] * (up @ down)
         return merged.to(self.compute_dtype)
+
+
+def _weight_name(name: str, layer: Any) -> str:
+    """Return the name of the weight that a layer adapts."""
+    return f"{name}.base_layer.{layer.parameter_name if is_of_experts(layer) else 'weight'}"
+
+
+def _plain(name: str) -> str:
+    """Return the name that a tensor has in the model without adapters."""
+    return ".".join(part for part in name.split(".") if part != "base_layer")
 
 
 class WithoutAdapters:

@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import torch
 from torch.autograd.graph import save_on_cpu
-from transformers import AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sharpen.errors import ModelError
 from sharpen.families.balance import Balance
 from sharpen.families.checkpoint import write_checkpoint
+from sharpen.families.configuration import read_config
+from sharpen.families.experts import experts_of, round_experts
 from sharpen.families.marks import Shown, both_ways
 from sharpen.families.modules import decoder_of, freeze_towers, load_module, trained_parameters
 from sharpen.families.pieces import Piece
 from sharpen.families.recurrent import mixers_of, replace_forward
-from sharpen.families.routing import recording, round_experts, routing_of, to_array
+from sharpen.families.routing import recording, routing_of, to_array
 from sharpen.families.sight import Sight, View, showing
 from sharpen.families.table import missing_images, needs_of, refuse_unsupported
 from sharpen.families.windows import short_windows
@@ -231,7 +232,7 @@ class TrainedModel:
     def freeze(self) -> None:
         """Stop training all parameters (for a reference or teacher). Such a model also chooses its experts by itself:
         it is compared with no engine, and with experts that the policy chose it would be another model. In bfloat16,
-        its linear layers are kept rounded, as autocast would round them in every pass."""
+        its linear layers and experts are kept rounded, as autocast would round them in every pass."""
         self.module.requires_grad_(False)
         if self.compute_dtype == torch.bfloat16:
             round_frozen(self.module, self.compute_dtype)
@@ -453,7 +454,7 @@ def _gaps(logits_NV: torch.Tensor, own_NV: torch.Tensor) -> torch.Tensor:
 
 def read_module(source: str | Path, device: torch.device) -> Any:
     """Load a Hugging Face causal model in fp32. Raises `ModelError` for unsupported architectures."""
-    config = AutoConfig.from_pretrained(source)
+    config = read_config(source)
     refuse_unsupported(config, str(source), "trainer")
     return load_module(source, config, torch.float32, device)
 
@@ -470,10 +471,14 @@ def _kind(tensor: torch.Tensor) -> tuple[type, torch.Size, torch.dtype, torch.de
 
 
 def round_frozen(module: Any, dtype: torch.dtype) -> None:
-    """Convert frozen linear layers to `dtype`, except an output layer tied to the embeddings. Embeddings and norms stay
-    as they are, since autocast does not round them.
+    """Convert frozen linear layers and experts to `dtype`, except an output layer tied to the embeddings. Embeddings
+    and norms stay as they are, since autocast does not round them.
     """
     embeddings = module.get_input_embeddings().weight
     for layer in module.modules():
         if isinstance(layer, torch.nn.Linear) and layer.weight is not embeddings and not layer.weight.requires_grad:
             layer.to(dtype)
+    for experts in experts_of(module).values():
+        for weight in experts.parameters(recurse=False):
+            if not weight.requires_grad:
+                weight.data = weight.data.to(dtype)

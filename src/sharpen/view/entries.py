@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sharpen.experience.reading import step_of_group
+from sharpen.experience.reading import has, step_of_group
+from sharpen.rollout.answers import TRIMMED
 from sharpen.transcript import clean_for_page, message_text, tool_calls
 from sharpen.types import Outcome
 
@@ -90,6 +91,9 @@ def read_entries(source: sqlite3.Connection, *, after: int, most: int, number: i
         by_group.setdefault(row["group_key"], []).append(entry)
     if rollouts:
         _add_calls(source, rollouts)
+    for key in _trimmed(source, groups[0]["key"], groups[-1]["key"]):
+        for entry in by_group.get(key, ()):
+            entry.answer = f"({TRIMMED})"
     return [_group(source, row, number, tuple(by_group.get(row["key"], ()))) for row in groups]
 
 
@@ -101,6 +105,14 @@ def read_text(source: sqlite3.Connection, key: int) -> str:
     entry = _entry(row, 0)
     _add_calls(source, {key: entry})
     return entry.text
+
+
+def _trimmed(source: sqlite3.Connection, first: int, last: int) -> list[int]:
+    """Return the keys of the groups, between two, whose text was dropped; none in a journal without this table."""
+    if not has(source, "trimmed"):
+        return []
+    rows = source.execute("SELECT group_key FROM trimmed WHERE group_key BETWEEN ? AND ?", (first, last))
+    return [key for (key,) in rows]
 
 
 def _entry(row: sqlite3.Row, number: int) -> RolloutEntry:

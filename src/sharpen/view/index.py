@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import re
 import sqlite3
 import threading
@@ -26,6 +27,7 @@ from typing import Any
 
 from sharpen.errors import JournalError
 from sharpen.experience.reading import open_journal
+from sharpen.files import write_whole
 from sharpen.view.entries import GroupEntry, RolloutEntry, read_entries
 from sharpen.view.folders import Folder, path_digest
 
@@ -97,7 +99,7 @@ class Index:
         self.folder = folder
         self._place = cache / path_digest(folder.path)
         self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self._place / "path").write_text(f"{folder.path}\n", encoding="utf-8", errors="surrogateescape")
+        write_whole(self._place / "path", os.fsencode(f"{folder.path}\n"), lasting=False)
         self._path = self._place / "view.db"
         self.problem = ""
         """Why it could not be updated the last time."""

@@ -33,9 +33,9 @@ class Fixed:
 class Endpoint(ModelObject):
     """A model at an endpoint, as one attempt sees it.
 
-    The clients send through `async_transport` and `sync_transport`, if given, with the `client_key`, which the
-    transport may replace. `base_url` and `api_key` are for other clients: those of the endpoint, or those of a
-    `loopback` server that counts their tokens too. Through the loopback a streamed answer arrives all at once.
+    The clients send through `async_transport` and `sync_transport`, if given, which may replace the `api_key`.
+    `base_url` and `api_key` are for other clients: those of the endpoint, or those of a `loopback` server that sends
+    for them, so that they need not have the endpoint's key. Through it a streamed answer arrives all at once.
     """
 
     def __init__(
@@ -44,14 +44,13 @@ class Endpoint(ModelObject):
         base_url: str,
         name: str,
         api_key: str,
-        client_key: str | None = None,
         async_transport: httpx.AsyncBaseTransport | None = None,
         sync_transport: httpx.BaseTransport | None = None,
         loopback: Server | None = None,
     ) -> None:
         super().__init__(name=name, api_key=api_key, address=loopback or Fixed(base_url))
         self.async_transport, self.sync_transport = async_transport, sync_transport
-        self._url, self._key = base_url, client_key or api_key
+        self._url, self._key = base_url, api_key
 
     @cached_property
     def client(self) -> AsyncOpenAI:

@@ -35,7 +35,7 @@ from sharpen.execution.auxiliary.usage import UsageReader
 from sharpen.execution.serving import ServingThread
 from sharpen.gateway.caller import Caller, foreign_error, foreign_use
 from sharpen.gateway.exchange import RawRequest, Reply
-from sharpen.gateway.keys import Keys, new_key
+from sharpen.gateway.keys import OTHER_HEADERS, Keys, new_key
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.replies import error_reply
 from sharpen.gateway.requests import ApiError
@@ -53,6 +53,11 @@ LOOPBACK_TIMEOUT_S = 600.0
 HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 """Headers that describe the encoded body, dropped because the body was decoded here."""
 
+KEY_HEADERS = frozenset({"authorization", *OTHER_HEADERS})
+"""Where the session's key is replaced by the endpoint's."""
+EXTENSIONS = frozenset({"timeout"})
+"""What a request may ask of `httpx` besides. `target` would replace its checked path, `trace` would see its key."""
+
 
 class RemoteModel:
     """One endpoint. `defaults` are added to the bodies of chat completions that do not set these fields."""
@@ -68,8 +73,9 @@ class RemoteModel:
         listen: GatewayConfig | None = None,
     ) -> None:
         self.name, self.model_name = name, model_name
-        self.base_url = base_url.rstrip("/")
-        self.base = httpx.URL(self.base_url)
+        self.base = httpx.URL(base_url.rstrip("/"))
+        self.base_url = str(self.base.copy_with(userinfo=b""))
+        """Without a name and a password in it: it is written and told."""
         self.api_key = api_key
         self.defaults = defaults or {}
         self.thread = ServingThread()
@@ -144,8 +150,8 @@ class RemoteModel:
 class RemoteSession:
     """One attempt's access to an endpoint; satisfies `rollout.models.Access`. Refuses requests once closed.
 
-    With a `tally` requests are counted, also those over the loopback URL, and refused once the run's tokens are used
-    up.
+    The endpoint's own key is in none of what the attempt is given. With a `tally` requests are counted, also those over
+    the loopback URL, and refused once the run's tokens are used up.
     """
 
     def __init__(self, remote: RemoteModel, rollout_id: str, tally: Tally | None) -> None:
@@ -158,11 +164,10 @@ class RemoteSession:
         self.model = Endpoint(
             base_url=remote.base_url,
             name=remote.model_name,
-            api_key=remote.api_key if tally is None else self.key,
-            client_key=self.key,
+            api_key=self.key,
             async_transport=RemoteTransport(bridge),
             sync_transport=SyncRemoteTransport(bridge),
-            loopback=None if tally is None else remote.server,
+            loopback=remote.server,
         )
         self.num_answers = 0
         """Successful requests that generate."""
@@ -252,14 +257,17 @@ class RemoteSession:
         remote = self.remote
         url = address(remote.base, request.method, route_of(remote.base, request.url))
         url = url.copy_with(query=request.url.query or None)
-        headers = {name: value.replace(self.key, remote.api_key) for name, value in request.headers.items()}
+        headers = {
+            name: value.replace(self.key, remote.api_key) if name in KEY_HEADERS else value
+            for name, value in request.headers.items()
+        }
         headers.pop("content-length", None)
         return httpx.Request(
             request.method,
             url,
             headers={**headers, "host": url.netloc.decode("ascii")},
             content=_with_defaults(request, remote.defaults),
-            extensions=dict(request.extensions),
+            extensions={name: value for name, value in request.extensions.items() if name in EXTENSIONS},
         )
 
     async def _stream(self, exchange: int, response: httpx.Response) -> Content:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from sharpen.config.problems import Problems
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
+from sharpen.config.secrets import hide_in_urls
 from sharpen.errors import ConfigError
 from sharpen.execution.engine_choice import check_heads
 from sharpen.execution.model_files import check_model_path, model_folder
@@ -52,14 +53,15 @@ def endpoint_key(name: str, model: AuxiliaryModelConfig) -> str:
 
 def _check_endpoint(name: str, model: AuxiliaryModelConfig) -> None:
     where = f"auxiliary_models.{name}"
-    parts = urlsplit(model.base_url or "")
+    url = model.base_url or ""
+    parts, shown = urlsplit(url), hide_in_urls(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ConfigError(
-            f"{where}.base_url is {model.base_url!r}: it must be an address like https://host/v1 (http or https, "
+            f"{where}.base_url is {shown!r}: it must be an address like https://host/v1 (http or https, "
             "without a query)"
         )
     if parts.path.rstrip("/").endswith(("/completions", "/responses")):
-        raise ConfigError(f"{where}.base_url is {model.base_url!r}: leave the method out, as in https://host/v1")
+        raise ConfigError(f"{where}.base_url is {shown!r}: leave the method out, as in https://host/v1")
     endpoint_key(name, model)
     for setting in LOCAL_ONLY:
         if setting in model.model_fields_set:

@@ -148,9 +148,9 @@ class EmbeddedEngine:
         adapters: LoraConfig | None = None,
     ) -> Self:
         """Load a Hugging Face model directory. `auto`: CUDA if available; bfloat16 on CUDA, float32 on the CPU."""
-        from transformers import AutoConfig
+        from sharpen.families.configuration import read_config
 
-        config = AutoConfig.from_pretrained(model_path)
+        config = read_config(model_path)
         refuse_unsupported(config, model_path, "engine")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -168,6 +168,7 @@ class KVPool:
             layer.keys_SKDT[target, :, :, :length] = layer.keys_SKDT[source, :, :, :length]
             layer.values_SKTE[target, :, :length] = layer.values_SKTE[source, :, :length]
 
+    @torch.inference_mode()
     def zero(self, slot: int) -> None:
         """Zero a slot and the scratch slot, since a NaN may have been written to them."""
         for layer in self.layers.values():
@@ -175,6 +176,7 @@ class KVPool:
                 layer.keys_SKDT[cleared].zero_()
                 layer.values_SKTE[cleared].zero_()
 
+    @torch.inference_mode()
     def zero_all(self) -> None:
         """Zero every slot."""
         for layer in self.layers.values():

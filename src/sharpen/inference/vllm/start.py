@@ -50,11 +50,12 @@ _ENVIRONMENT = {
 
 def read_skeleton(model_path: str, max_model_len: int) -> Any:
     """Return the model on the meta device: its configuration, parameter names and shapes. Raises `ModelError`."""
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
+    from sharpen.families.configuration import read_config
     from sharpen.families.modules import has_towers, skeleton
 
-    config = AutoConfig.from_pretrained(model_path)
+    config = read_config(model_path)
     refuse_unsupported(config, model_path, "vllm")
     if has_towers(config) and find_spec("torchvision") is None:
         raise ModelError(
@@ -143,6 +144,7 @@ def _start(model_path: str, **arguments: Any) -> Any:
         return ExplicitlyClosed.from_engine_args(
             AsyncEngineArgs(
                 **arguments,
+                trust_remote_code=False,
                 worker_extension_cls="sharpen.inference.vllm.worker.WorkerExtension",
                 weight_transfer_config={"backend": BACKEND},
                 structured_outputs_config={"backend": "guidance"},  # llguidance, which the trainer's masks are of

@@ -117,7 +117,7 @@ class RolloutPage:
     """A rollout. `name` is its name in addresses, `previous` and `next` those of its neighbours in the journal.
     `trained_in` are the steps that drew its group, with the reason why they left it out (None: they did not).
     `traceback` is that of the exception that ended it, if one did. `metrics` are the workflow's
-    and the judge's, `counts` those of the gateway."""
+    and the judge's, `counts` those of the gateway. `trimmed` says that the run has dropped the text of its calls."""
 
     name: str
     id: str
@@ -145,6 +145,7 @@ class RolloutPage:
     previous: str | None
     next: str | None
     note: Note | None
+    trimmed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +218,7 @@ def rollout_page(index: Index, number: int, note: Note | None) -> RolloutPage | 
         previous=previous,
         next=following,
         note=note,
+        trimmed=rollout.trimmed,
     )
 
 
@@ -243,7 +245,7 @@ def call_tokens(
         context=(_decoded(prompt[:cut], decode), _decoded(prompt[cut:], decode)),
         context_ids=(cut, len(prompt) - cut),
         forked_at=cut if origin.kind == "fork" else None,
-        reason=origin.reason,
+        reason="" if rollout.trimmed else origin.reason,
         tokens=tuple(_tokens(call, spans, entropies_S, decode)),
         problem=problem,
     )

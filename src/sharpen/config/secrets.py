@@ -1,0 +1,149 @@
+"""Secrets, and what is written in their place.
+
+In: settings, and texts that a run writes (errors, tracebacks, log lines). Out: the same with `***` where a secret was.
+
+A value of a free setting (`workflow_args` and the like) is secret by its name: `password`, `api_key`, `client_secret`,
+`Authorization`, anywhere below `secrets`. A name that ends in `key` or `token` alone may mean a field of the data or a
+mark in a text (`answer_key`, `stop_token`): its value is secret if it looks like one, 16 characters or more without a
+space, with letters and digits. What stands before the host of a URL is always secret. Numbers that are counts
+(`max_tokens`) and names of environment variables (`api_key_env`) are not.
+
+In texts the secrets of the settings and of the environment (there any name in `KEY` or `TOKEN` counts) are looked for
+by value, from `SHORTEST` characters on.
+Prompts, answers and rows of datasets are the run's data, and stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+HIDDEN = "***"
+SHORTEST = 8
+"""Characters of a secret that is looked for in texts: shorter ones are words of other texts too."""
+
+_SURE = frozenset(["password", "passwd", "passphrase", "secret", "credential", "authorization", "apikey"])
+_BEFORE_KEY = frozenset(["api", "access", "private", "auth", "bearer", "refresh", "session", "service", "account"])
+_NO_SECRET = frozenset(
+    [
+        *("env", "variable", "file", "path", "folder", "dir", "name", "field", "column", "word", "prompt", "length"),
+        *("count", "endpoint", "url", "host", "type", "mode"),
+    ]
+)
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_RANDOM = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[\w.+/=:~-]{16,}", re.ASCII)
+_IN_URL = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)(?P<user>[^\s/?#\"'<>]*)@")
+_IN_QUERY = re.compile(r"(?P<name>[?&](?:password|passwd|sslpassword|api_?key|access_token|token|key)=)[^&\s\"'<>#]+")
+
+_SCHEME = re.compile(r"^(?:bearer|basic|token)\s+", re.IGNORECASE)
+"""What stands before the key in a header."""
+_MAYBE = ("key", "token")
+
+_known: set[str] = set()
+"""The secrets of the settings of this process's runs."""
+
+
+def know(settings: Any, *, by_name: bool = True) -> None:
+    """Remember the secrets of settings (a nested mapping), so that `hide` finds them in texts: those of URLs, those of
+    the environment that are named, and `by_name` those whose names say it."""
+    _known.update(_values(settings, by_name))
+
+
+def hide(text: str) -> str:
+    """Return a text without the secrets of the settings and of the environment, and without what stands before the host
+    of a URL."""
+    environment = dict(os.environ)
+    secrets = {*_known, *_values(environment, True)}
+    secrets |= {value for name, value in environment.items() if _last_word(name) in _MAYBE}
+    for secret in sorted((one for one in secrets if len(one) >= SHORTEST), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return hide_in_urls(text)
+
+
+def hide_in_urls(text: str) -> str:
+    """Return a text with the names, passwords and keys of its URLs hidden."""
+    return _IN_QUERY.sub(rf"\g<name>{HIDDEN}", _IN_URL.sub(rf"\g<scheme>{HIDDEN}@", text))
+
+
+def hide_settings(settings: Any) -> Any:
+    """Return settings (a nested mapping) with the secrets hidden."""
+    return _hidden("", settings, False)
+
+
+def hidden_names(settings: Any) -> list[str]:
+    """Return the names of the settings whose value was hidden: what a run's folder holds is not enough to use them."""
+    found = []
+    for name, value, below in _leaves("", settings, False):
+        alone = value == HIDDEN and (below or _is_sure(name) or _last_word(name) in _MAYBE)
+        if alone or (isinstance(value, str) and f"://{HIDDEN}@" in value):
+            found.append(name)
+    return found
+
+
+def _hidden(name: str, value: Any, below: bool) -> Any:
+    if isinstance(value, Mapping):
+        sure = below or _is_sure(name)
+        return {key: _hidden(str(key), inner, sure) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hidden(name, inner, below) for inner in value]
+    if _is_secret(name, value, below):
+        return HIDDEN
+    return hide_in_urls(value) if isinstance(value, str) else value
+
+
+def _values(settings: Any, by_name: bool) -> Iterator[str]:
+    """Yield the secrets of settings, also as they are within URLs, and those of the environment that they name."""
+    for name, value, below in _leaves("", settings, False):
+        if not isinstance(value, str):
+            continue
+        if by_name and _is_secret(name, value, below):
+            yield value
+            yield _SCHEME.sub("", value)
+        if name.lower().endswith("_env") and _last_word(name[:-4]) in (*_MAYBE, *_SURE):
+            yield os.environ.get(value, "")
+        for found in _IN_URL.finditer(value):
+            user, _, password = found["user"].partition(":")
+            secret = password or user
+            yield from {secret, unquote(secret)}
+
+
+def _leaves(name: str, value: Any, below: bool) -> Iterator[tuple[str, Any, bool]]:
+    """Yield (name, value, whether it is below a section of secrets)."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(str(key), inner, below or _is_sure(name))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _leaves(name, inner, below)
+    else:
+        yield name, value, below
+
+
+def _is_secret(name: str, value: Any, below: bool) -> bool:
+    if isinstance(value, bool) or not isinstance(value, str | int) or value in ("", HIDDEN):
+        return False
+    if below or _is_sure(name):
+        return True
+    return isinstance(value, str) and _last_word(name) in _MAYBE and _RANDOM.fullmatch(value) is not None
+
+
+def _is_sure(name: str) -> bool:
+    """Whether everything of this name is secret."""
+    words = _words(name)
+    if not words or words[-1] in _NO_SECRET:
+        return False
+    qualified = len(words) > 1 and words[-1] in _MAYBE and words[-2] in _BEFORE_KEY
+    return qualified or not _SURE.isdisjoint(words)
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of `client_secrets`, `clientSecret` or `CLIENT-SECRET` in the singular."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    return [word if word.endswith("ss") else word.removesuffix("s") for word in words]
+
+
+def _last_word(name: str) -> str:
+    return next(reversed(_words(name)), "")

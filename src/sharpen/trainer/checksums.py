@@ -1,0 +1,53 @@
+"""Checksums of a checkpoint's weights and state, by which a changed bit is noticed.
+
+In: a checkpoint's folder. Out: `trainer_state/SHA256SUMS`, which `sha256sum --check` reads too (in that folder's
+parent); the files that are not as they were written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+CHECKSUMS = "trainer_state/SHA256SUMS"
+_THREADS = 4
+
+
+def write_checksums(directory: Path) -> None:
+    """Write the checksums of all tensors and of the trainer's state."""
+    names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*.safetensors"))
+    sums = _sums(directory, [*names, "trainer_state/state.json"])
+    (directory / CHECKSUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
+
+
+def changed_files(directory: Path) -> list[str]:
+    """Return the files that are missing or not as they were written; none for a checkpoint without checksums, of an
+    earlier version. Reads all of them. Raises `OSError` if one cannot be read."""
+    written = _written(directory)
+    there = [name for name in written if (directory / name).is_file()]
+    found = _sums(directory, there)
+    return [name for name, digest in written.items() if found.get(name) != digest]
+
+
+def _written(directory: Path) -> dict[str, str]:
+    """Return the recorded checksum of each file. A line that is none counts as a changed file."""
+    try:
+        lines = (directory / CHECKSUMS).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return {}
+    pairs = [line.partition("  ") for line in lines]
+    return {name or CHECKSUMS: digest for digest, _, name in pairs}
+
+
+def _sums(directory: Path, names: Iterable[str]) -> Mapping[str, str]:
+    """Return the SHA-256 of files, some at a time: each is read by a thread of its own."""
+    names = list(names)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return dict(zip(names, pool.map(lambda name: _sum(directory / name), names), strict=True))
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,69 @@
+"""Files that others read are whole at any time, whoever writes them and where."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from sharpen.files import check_writable, partial_files, write_whole
+
+
+def test_several_writers_of_one_file_leave_one_whole_content(tmp_path: Path):
+    """Red when they write under one name beside it: each cut what the other wrote, or took it away."""
+    path, failures = tmp_path / "file", []
+    contents = [bytes([number]) * 50_000 for number in range(8)]
+    start = threading.Barrier(len(contents))
+
+    def write(content: bytes) -> None:
+        start.wait()
+        try:
+            for _ in range(5):
+                write_whole(path, content)
+                assert path.read_bytes() in contents
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=[content]) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_text_that_utf_8_cannot_hold_is_escaped(tmp_path: Path):
+    write_whole(tmp_path / "file", "a\ud800ö")
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "a\\ud800ö"
+
+
+def test_a_device_is_written_and_not_replaced(tmp_path: Path):
+    """Red when every file is replaced: `--output /dev/stdout` took the device's place."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        check_writable(tmp_path / "pipe")
+        write_whole(tmp_path / "pipe", "text")
+        assert os.read(reader, 10) == b"text"
+    finally:
+        os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_link_stays_one(tmp_path: Path):
+    (tmp_path / "link").symlink_to("file")
+    write_whole(tmp_path / "link", b"text")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"text"
+
+
+@pytest.mark.parametrize("check", [check_writable, lambda path: write_whole(path, b"")])
+def test_what_cannot_be_written_is_named(check, tmp_path: Path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "none" / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OSError, match=path.name) as error:
+            check(path)
+        assert error.value.filename == str(path)
+    check(tmp_path / "new")
+    assert list(partial_files(tmp_path)) == []
