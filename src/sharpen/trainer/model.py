@@ -343,8 +343,9 @@ class TrainedModel:
         balancing = nullcontext() if self.routing is None else self.routing.balancing(balance)
         with balancing, showing(self._view(pack)):
             hidden_NC = self._routed(pack.ids_N, pack.positions_N, pack.segments, routes_NLK, pack.shown)
-        trained = self._sight is not None and self._sight.is_trained
-        return hidden_NC + self._sight.nothing(hidden_NC.dtype) if trained else hidden_NC
+        if self._sight is None or not self._sight.is_trained:
+            return hidden_NC
+        return hidden_NC + self._sight.nothing(hidden_NC.dtype)
 
     def _view(self, pack: Pack) -> View | None:
         """Return the images of a pack; None if it has none."""
