@@ -143,10 +143,16 @@ def _not_recomputed(rules: Rules) -> tuple[str, ...]:
 
 
 def read_resolved(path: Path) -> RunConfig:
-    """Read the configuration that a run wrote into `resolved.json`. Raises `ConfigError` if this version of Sharpen no
-    longer has one of its settings."""
+    """Read the configuration that a run wrote into `resolved.json`. Raises `ConfigError` if it is damaged, or if this
+    version of Sharpen no longer has one of its settings."""
     tree: dict[str, Any] = {}
-    for key, value in recorded_settings(json.loads(path.read_text(encoding="utf-8"))).items():
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read, so the settings of the run are not known: {error}") from error
+    if not isinstance(entries, dict):
+        raise ConfigError(f"{path} is damaged: it must hold an object with the settings of the run")
+    for key, value in recorded_settings(entries).items():
         section = tree
         *sections, name = key.split(".")
         for part in sections:

@@ -6,7 +6,6 @@ In: a run directory. Out: the course of the reward or loss, then each cause: wha
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -70,7 +69,9 @@ def lines(run_dir: Path, data: RolloutRunData | RowRunData, findings: tuple[Find
 
 def _reward_lines(run_dir: Path, data: RolloutRunData) -> Iterator[str]:
     """Yield a line on the steps and the reward, and one on the evaluation if there was one."""
+    from sharpen.cli.list_runs import measured
     from sharpen.diagnose.series import early_mean, late_mean
+    from sharpen.view.files import read_json
 
     rewards = data.values("reward/mean")
     early, late = early_mean(rewards), late_mean(rewards)
@@ -79,12 +80,12 @@ def _reward_lines(run_dir: Path, data: RolloutRunData) -> Iterator[str]:
     else:
         highest = f", highest {data.reward.peak:.3f}" if data.reward else ""
         yield f"{len(data.rows)} steps, mean reward {early:.3f} -> {late:.3f} (first and last steps){highest}"
-    summary = run_dir / "summary.json"
-    content = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
-    if content.get("before") and content.get("after"):
-        before, after = (content[when]["greedy"]["accuracy"] for when in ("before", "after"))
-        if before is not None and after is not None:
-            yield f"held-out tasks, greedy: {before:.3f} -> {after:.3f}"
+    path = run_dir / "summary.json"
+    summary, problems = read_json(path) if path.exists() else ({}, [])
+    yield from problems
+    before, after = (measured(summary, when, "greedy") for when in ("before", "after"))
+    if before is not None and after is not None:
+        yield f"held-out tasks, greedy: {before:.3f} -> {after:.3f}"
 
 
 def _loss_lines(data: RowRunData) -> Iterator[str]:

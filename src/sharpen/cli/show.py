@@ -9,7 +9,6 @@ terminal; with `--json` the same rollouts as JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from contextlib import closing
@@ -199,12 +198,11 @@ def _number_name(run_dir: Path) -> str:
     those of its tokens."""
     from sharpen.algorithm.advantages import ADVANTAGES
     from sharpen.algorithm.presets import PRESETS
+    from sharpen.view.files import read_brief
 
-    path = run_dir / "resolved.json"
-    resolved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    settings = {key: resolved.get(key, {}).get("value") for key in ("algorithm.algorithm_type", "loss.advantage")}
-    preset = PRESETS.get(settings["algorithm.algorithm_type"])
-    name = settings["loss.advantage"] or (preset.advantage if preset is not None else None)
+    files = read_brief(run_dir)
+    preset = PRESETS.get(str(files.setting("algorithm.algorithm_type")))
+    name = files.setting("loss.advantage") or (preset.advantage if preset is not None else None)
     critic = name in ADVANTAGES and ADVANTAGES[name].of_tokens is not None
     if critic:
         return "reward for the critic"
@@ -215,7 +213,9 @@ def _decoder(console: Console, run_dir: Path) -> Decode | None:
     """Return a function from ids to text, with the tokenizer of the latest checkpoint, else of the model before
     training; None if there is no tokenizer, as in a recording that names no model."""
     from sharpen.execution.model_files import model_folder
+    from sharpen.families.tokenizer import load_tokenizer
     from sharpen.trainer.checkpoint import pointed
+    from sharpen.view.files import read_brief
 
     folder = pointed(run_dir, "latest")
     try:
@@ -224,12 +224,9 @@ def _decoder(console: Console, run_dir: Path) -> Decode | None:
                 return None
             folder = model_folder(model)
         elif folder is None:
-            resolved = json.loads((run_dir / "resolved.json").read_text(encoding="utf-8"))
-            folder = model_folder(resolved["model.model_path"]["value"])
+            folder = model_folder(str(read_brief(run_dir).setting("model.model_path") or ""))
+        tokenizer = load_tokenizer(folder)
     except (ModelError, OSError) as error:
         console.print(f"tokens are shown as ids: {error}", markup=False, highlight=False)
         return None
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

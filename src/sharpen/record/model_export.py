@@ -27,14 +27,14 @@ def chosen_model(run_dir: Path) -> Path:
     run has not ended."""
     try:
         summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        verdict = summary.get("verdict") or {}
+        folder = Path(verdict.get("model") or summary.get("model_dir") or "")
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{run_dir} has no summary.json that can be read: the run has not ended") from error
-    verdict = summary.get("verdict") or {}
     if verdict.get("original"):
         raise ConfigError(
             f"the verdict of {run_dir} recommends the original model, {verdict['model']}: {verdict['text']}"
         )
-    folder = Path(verdict.get("model") or summary.get("model_dir") or "")
     for place in (folder, run_dir / folder.name):  # the run may have moved
         if (place / "config.json").is_file():
             return place
