@@ -56,6 +56,30 @@ def open_image(data: bytes) -> Image:
         raise ImageError(f"an image of {len(data)} bytes cannot be decoded: {error!r}") from error
 
 
+def small_copy(data: bytes, side: int) -> bytes:
+    """Return an image file with at most `side` pixels each way, as PNG or JPEG, whichever is smaller. Raises
+    `ImageError` if the image cannot be read."""
+    image = open_image(data)
+    image.thumbnail((side, side))
+    files = []
+    for kind in ("PNG", "JPEG"):
+        file = io.BytesIO()
+        image.save(file, kind)
+        files.append(file.getvalue())
+    return min(files, key=len)
+
+
+def size_of(data: bytes) -> tuple[int, int] | None:
+    """Return the width and height that an image file says it has, before it is turned upright; None if it says none."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return image.size
+    except Exception:  # as in `open_image`
+        return None
+
+
 def _rgb(image: Image) -> Image:
     """Return an image as 8 bits of red, green and blue. Pillow's own conversion cuts off greys of 16 bits, and shows
     colours that are transparent."""
