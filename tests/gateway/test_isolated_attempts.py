@@ -149,10 +149,10 @@ def test_functions_that_cannot_travel_are_named_before_anything_starts(rollouts:
         RolloutConfig(num_processes=2, memory_mb=100)
 
 
-def test_where_there_are_no_such_processes_the_setting_is_refused(toy_model_dir: Path) -> None:
+def test_where_there_are_no_such_processes_the_setting_is_refused() -> None:
     settings = {
         "train_dataset.path": "none",
-        "model": {"model_path": str(toy_model_dir), "max_model_len": 128},
+        "model": {"model_path": "none", "max_model_len": 128},
         "rollout.isolation": "process",
     }
     with pytest.raises(ConfigError, match=r"rollout\.isolation is process, but on Ray"):
