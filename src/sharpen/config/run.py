@@ -406,8 +406,8 @@ class RunConfig(Strict):
     """What this process does: `both` is the whole run, `explore` only rolls out, `train` only trains, on the rollouts
     of an explorer of the same name (docs/use/two-processes.md)."""
     exchange: str | None = None
-    """Where explorer and trainer exchange data: a folder, or `postgresql://...` for the rollouts. None is `exchange` in
-    the run's folder."""
+    """Where explorer and trainer exchange rollouts and weights: a folder, or a database, `postgresql://...`. None is
+    `exchange` in the run's folder."""
     execution: Literal["local", "ray"] | None = None
     """Where the run's parts live: in one process, or in actors of Ray (docs/use/ray.md); None is `ray` if anything is
     set in `cluster`, else `local`."""

@@ -365,7 +365,7 @@ def _supply(
         age = (
             "of any age (sync.max_staleness bounds it)" if bound is None else f"at most {bound} policy versions behind"
         )
-        site.display.message(f"rollouts come from {site.inbox.folder}, {age}")
+        site.display.message(f"rollouts come from {site.inbox.store.where}, {age}")
         return Receiver(
             site.inbox,
             recipe.schedule,
