@@ -173,10 +173,16 @@ def eyes_of(checkpoint: str | Path, config: Any) -> Eyes | None:
 
 def _processor(folder: Path, config: Any) -> Any:
     """Return a checkpoint's processor, for images alone: that of videos would need torchvision."""
+    import transformers
     from transformers import AutoImageProcessor
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
     plain: Any = PROCESSOR_MAPPING[type(config)]
+    if not hasattr(plain, "_process_images"):
+        raise ModelError(
+            f"images cannot be read with transformers {transformers.__version__}, whose processors are of an older "
+            "kind: install a newer one"
+        )
 
     class ImageReader(plain):  # type: ignore[misc]
         """The processor without the parts that are None."""
@@ -186,7 +192,7 @@ def _processor(folder: Path, config: Any) -> Any:
 
         def read(self, images: list[Image]) -> tuple[Features, list[str]]:
             """Return the tensors of images, and what stands for each in a text."""
-            settings = self._merge_kwargs(return_tensors="pt")["images_kwargs"]
+            settings = self._merge_kwargs(self.valid_processor_kwargs, return_tensors="pt")["images_kwargs"]
             tensors, texts = self._process_images(images, **settings)
             return {name: tensors[name] for name in tensors if name not in self.unused_input_names}, texts
 
