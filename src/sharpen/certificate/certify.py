@@ -146,12 +146,17 @@ def read_resolved(path: Path) -> RunConfig:
     """Read the configuration that a run wrote into `resolved.json`. Raises `ConfigError` if this version of Sharpen no
     longer has one of its settings."""
     tree: dict[str, Any] = {}
-    for key, value in recorded_settings(json.loads(path.read_text(encoding="utf-8"))).items():
-        section = tree
-        *sections, name = key.split(".")
-        for part in sections:
-            section = section.setdefault(part, {})
-        section[name] = value
+    try:
+        for key, value in recorded_settings(json.loads(path.read_text(encoding="utf-8"))).items():
+            section = tree
+            *sections, name = key.split(".")
+            for part in sections:
+                section = section.setdefault(part, {})
+            section[name] = value
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:

@@ -6,7 +6,6 @@ In: a run directory. Out: the course of the reward or loss, then each cause: wha
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -79,12 +78,20 @@ def _reward_lines(run_dir: Path, data: RolloutRunData) -> Iterator[str]:
     else:
         highest = f", highest {data.reward.peak:.3f}" if data.reward else ""
         yield f"{len(data.rows)} steps, mean reward {early:.3f} -> {late:.3f} (first and last steps){highest}"
-    summary = run_dir / "summary.json"
-    content = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
-    if content.get("before") and content.get("after"):
-        before, after = (content[when]["greedy"]["accuracy"] for when in ("before", "after"))
-        if before is not None and after is not None:
-            yield f"held-out tasks, greedy: {before:.3f} -> {after:.3f}"
+    before, after = (_greedy(run_dir, when) for when in ("before", "after"))
+    if before is not None and after is not None:
+        yield f"held-out tasks, greedy: {before:.3f} -> {after:.3f}"
+
+
+def _greedy(run_dir: Path, when: str) -> float | None:
+    """Return the greedy accuracy of the run's summary; None if there is none, or the file is damaged."""
+    from sharpen.view.files import read_json
+
+    try:
+        accuracy = read_json(run_dir / "summary.json")[0][when]["greedy"]["accuracy"]
+    except (KeyError, TypeError):
+        return None
+    return float(accuracy) if isinstance(accuracy, int | float) else None
 
 
 def _loss_lines(data: RowRunData) -> Iterator[str]:

@@ -94,8 +94,8 @@ def describe_run(run_dir: Path) -> RunLine:
 def _read(path: Path) -> Mapping[str, Any]:
     """Read a JSON object; an empty one if it is missing or damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
         return {}
     return _object(content)
 
@@ -111,6 +111,8 @@ def _text(value: Any) -> str | None:
 
 def _last_step(metrics: Path) -> int | None:
     """Return the last step in `metrics.jsonl`, from its last 64 KiB."""
+    if not metrics.is_file():
+        return None
     try:
         with metrics.open("rb") as file:
             file.seek(max(0, metrics.stat().st_size - 65_536))
@@ -120,7 +122,7 @@ def _last_step(metrics: Path) -> int | None:
     for line in reversed(lines):
         try:
             return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):  # cut off by a kill, or by our own reading
+        except (ValueError, KeyError, TypeError, RecursionError):  # cut off by a kill, or by our own reading
             continue
     return None
 

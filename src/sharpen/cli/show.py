@@ -9,12 +9,10 @@ terminal; with `--json` the same rollouts as JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
-from contextlib import closing
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from sharpen.cli.arguments import add_json, add_run, count, print_json, run_of
 from sharpen.cli.page import Page, open_console
@@ -185,11 +183,11 @@ def _entropies(journal: Path, rollout: Rollout) -> dict[int, FloatArray]:
     """Return the entropies of the rollout's trained tokens, by call; none for a run that did not record them."""
     from sharpen.experience.entropies import read_entropies
     from sharpen.experience.evidence import read_group_steps
-    from sharpen.experience.reading import open_journal
+    from sharpen.experience.reading import reading
 
     if not journal.exists():
         return {}
-    with closing(open_journal(journal)) as connection:
+    with reading(journal) as connection:
         steps = [step for step, _ in read_group_steps(connection, rollout.group_id)]
         return read_entropies(connection, rollout, steps)
 
@@ -200,15 +198,22 @@ def _number_name(run_dir: Path) -> str:
     from sharpen.algorithm.advantages import ADVANTAGES
     from sharpen.algorithm.presets import PRESETS
 
-    path = run_dir / "resolved.json"
-    resolved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    settings = {key: resolved.get(key, {}).get("value") for key in ("algorithm.algorithm_type", "loss.advantage")}
-    preset = PRESETS.get(settings["algorithm.algorithm_type"])
-    name = settings["loss.advantage"] or (preset.advantage if preset is not None else None)
+    preset = PRESETS.get(str(_setting(run_dir, "algorithm.algorithm_type")))
+    name = _setting(run_dir, "loss.advantage") or (preset.advantage if preset is not None else None)
+    if not isinstance(name, str):
+        return "advantage"
     critic = name in ADVANTAGES and ADVANTAGES[name].of_tokens is not None
     if critic:
         return "reward for the critic"
     return "advantage without the teacher's" if preset is not None and preset.needs_teacher else "advantage"
+
+
+def _setting(run_dir: Path, name: str) -> Any:
+    """Return the value of a setting of the run; None if it is not recorded, or its file is damaged."""
+    from sharpen.view.files import read_json
+
+    entry = read_json(run_dir / "resolved.json")[0].get(name)
+    return entry.get("value") if isinstance(entry, dict) else None
 
 
 def _decoder(console: Console, run_dir: Path) -> Decode | None:
@@ -224,8 +229,7 @@ def _decoder(console: Console, run_dir: Path) -> Decode | None:
                 return None
             folder = model_folder(model)
         elif folder is None:
-            resolved = json.loads((run_dir / "resolved.json").read_text(encoding="utf-8"))
-            folder = model_folder(resolved["model.model_path"]["value"])
+            folder = model_folder(str(_setting(run_dir, "model.model_path")))
     except (ModelError, OSError) as error:
         console.print(f"tokens are shown as ids: {error}", markup=False, highlight=False)
         return None

@@ -30,6 +30,8 @@ Origin = str
 """`default`, `run.yaml`, `argument`, or the file and key of another layout (`gsm8k.yaml: buffer.batch_size`)."""
 Leaves = dict[Place, Any]
 _ABSENT = object()
+MAX_VALUES = 1_000_000
+"""Values of a configuration file, each alias counted with all that it stands for."""
 _PARTS: Mapping[Place, tuple[str, ...]] = {
     ("algorithm", "algorithm_type"): ("",),
     ("loss", "advantage"): ("advantage",),
@@ -98,11 +100,34 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: its settings are nested too deep to be read") from error
     if content is None:
         return {}
+    _check_size(content, path)
     if not isinstance(content, dict):
         raise ConfigError(
             f"{path} must contain settings as 'name: value' lines, but contains a {type(content).__name__}"
         )
     return content
+
+
+def _check_size(content: Any, path: Path) -> None:
+    """Raise `ConfigError` for settings whose aliases hold themselves, or multiply what they stand for."""
+    sizes: dict[int, int | None] = {}
+
+    def size(value: Any) -> int:
+        if not isinstance(value, dict | list):
+            return 1
+        known = sizes.get(id(value), 0)
+        if known is None:
+            raise ConfigError(f"{path}: an alias holds itself")
+        if known:
+            return known
+        sizes[id(value)] = None
+        inner = value.values() if isinstance(value, dict) else value
+        sizes[id(value)] = total = 1 + sum(map(size, inner))
+        if total > MAX_VALUES:
+            raise ConfigError(f"{path}: its aliases stand for more than {MAX_VALUES:,} values: write them out")
+        return total
+
+    size(content)
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
