@@ -186,6 +186,11 @@ def check_engine(config: RunConfig) -> EngineChoice | None:
 def check_place(config: RunConfig) -> None:
     """Raise `ConfigError` for `cluster` settings without effect, or if Ray is needed and not installed."""
     if config.uses_ray:
+        if config.rollout.isolation != "none":
+            raise ConfigError(
+                "rollout.isolation is process, but on Ray workflows run in workers, which are processes already: "
+                "remove the setting (cluster.rollouts_per_worker: 1 gives each attempt a worker of its own)"
+            )
         from sharpen.execution.cluster.connect import check_ray
 
         check_ray()

@@ -13,10 +13,10 @@ from scripted import ScriptedEngine, ServingLoop
 from sharpen.compat.agentscope.console import silent_agents
 from sharpen.compat.agentscope.model import present
 from sharpen.config.run import RolloutConfig
+from sharpen.execution.attempts import attempt_runner
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.rollout.attempt import UserFunctions
-from sharpen.rollout.in_process import InProcess
 from sharpen.rollout.models import RolloutModels
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.user_loop import owner
@@ -64,7 +64,7 @@ class Rollouts:
 
     def runner(self, workflow: Any, judge: Any = None, group_size: int = 1, **settings: Any) -> RolloutRunner:
         config = RolloutConfig(**{"timeout_s": 600, "max_attempts": 1, **settings})
-        attempts = InProcess(UserFunctions(workflow, judge), config.timeout_s)
+        attempts = attempt_runner(UserFunctions(workflow, judge), config)
         return RolloutRunner(attempts, self.open, config, group_size, 0)
 
 

@@ -24,8 +24,8 @@ def ask(session: Any, **options: Any) -> Any:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"frequency_penalty": 0.5}, "frequency_penalty"),
     ({"logit_bias": {"5": 1}}, "logit_bias"),
-    ({"response_format": {"type": "grammar"}}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
+    ({"response_format": {"type": "grammar"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
     ({"response_format": "json"}, "response_format"),
     ({"temperature": -1}, "temperature"),
     ({"top_p": 0}, "top_p"),
@@ -41,7 +41,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "owner", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0]"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].image_url.url",
+    ),
     ({"messages": [{"role": "user", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
     ({"messages": [{"role": "assistant", "function_call": {"name": "add"}}]}, "messages[0].function_call"),
     ({"messages": [{"role": "assistant", "content": "x", "prefix": True}]}, "messages[0].prefix"),

@@ -222,12 +222,12 @@ WRONG: list[tuple[str, Any, str]] = [
     (CHAT, {"type": "image_url", "image_url": {"url": "data:image/png;base64,&&"}}, "base64"),
     (CHAT, {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A " * (21 << 20)}}, "20 MiB at most"),
     (CHAT, {"type": "image_url", "image_url": {"url": None}}, "None"),
-    (CHAT, {"type": "image_url"}, "None"),
+    (CHAT, {"type": "image_url"}, "image_url: Field required"),
     (RESPONSES, {"type": "input_image", "image_url": "http://example.com/a.png"}, "not fetched"),
     (RESPONSES, {"type": "input_image", "file_id": "file-1"}, "data URL"),
     (MESSAGES, {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}, "not fetched"),
     (MESSAGES, {"type": "image", "source": {"type": "file", "file_id": "f"}}, "file"),
-    (MESSAGES, {"type": "image", "source": {"type": "base64", "data": 3}}, "base64"),
+    (MESSAGES, {"type": "image", "source": {"type": "base64", "data": 3}}, "source.data"),
     (MESSAGES, {"type": "image"}, "source"),
 ]
 

@@ -24,7 +24,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
         *("evaluation.before_and_after", "check.enabled", "check.num_tasks", "check.stop_without_signal"),
     ),
     "how the run is monitored, and when it gives up": (
-        *("monitor_type", "monitor_rollouts", "certificate.on_violation"),
+        *("monitor_type", "monitor_rollouts", "certificate.on_violation", "stall_report_s"),
         *("rollout.max_excluded_share", "evaluation.max_without_calls"),
         *("rollout.max_attempts", "rollout.timeout_s", "auxiliary_models.*.max_total_tokens"),
     ),
@@ -39,6 +39,9 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
             "gateway.max_requests_per_key",
             "cluster.worker_output",
             "rollout.max_concurrent_rollouts",
+            "rollout.isolation",
+            "rollout.num_processes",
+            "rollout.memory_mb",
             "rollout.env_vars",
         ),
         *("model.tensor_parallel_size", "model.inference_engine_num"),

@@ -98,6 +98,14 @@ class RolloutConfig(Strict):
     """Workflows that run at the same time."""
     timeout_s: float = Field(default=3600.0, gt=0.0)
     """Time limit of one attempt, the judge included."""
+    isolation: Literal["none", "process"] = "none"
+    """Where workflow and judge run: in the run's process, or (`process`) each attempt in one of its own, so that a
+    crash or a hang costs that attempt alone (docs/use/isolation.md)."""
+    num_processes: int | None = Field(default=None, ge=1)
+    """Processes of `isolation: process`, each for one attempt at a time; None is four for each core, at most
+    `max_concurrent_rollouts`."""
+    memory_mb: int | None = Field(default=None, ge=64)
+    """Most memory of such a process, in MB, and of it together with what it has started; None is no limit."""
     max_attempts: int = Field(default=3, ge=1)
     """Most attempts of a rollout, if something other than the model makes it fail."""
     max_calls: int | None = Field(default=None, ge=1)
@@ -120,6 +128,13 @@ class RolloutConfig(Strict):
     max_excluded_share: float = Field(default=0.5, ge=0.0, le=1.0)
     """The run stops when more than this share of a step's rollouts is excluded, or replaced by a retry with different
     answers."""
+
+    @model_validator(mode="after")
+    def _is_isolated(self) -> Self:
+        given = [f"{name} ({value})" for name in ("num_processes", "memory_mb") if (value := getattr(self, name))]
+        if given and self.isolation == "none":
+            raise ValueError(f"{' and '.join(given)} are for isolation: process: set it, or leave them out")
+        return self
 
     @field_validator("model_exceptions")
     @classmethod
@@ -391,8 +406,8 @@ class RunConfig(Strict):
     """What this process does: `both` is the whole run, `explore` only rolls out, `train` only trains, on the rollouts
     of an explorer of the same name (docs/use/two-processes.md)."""
     exchange: str | None = None
-    """Where explorer and trainer exchange data: a folder, or `postgresql://...` for the rollouts. None is `exchange` in
-    the run's folder."""
+    """Where explorer and trainer exchange rollouts and weights: a folder, or a database, `postgresql://...`. None is
+    `exchange` in the run's folder."""
     execution: Literal["local", "ray"] | None = None
     """Where the run's parts live: in one process, or in actors of Ray (docs/use/ray.md); None is `ray` if anything is
     set in `cluster`, else `local`."""
@@ -410,6 +425,9 @@ class RunConfig(Strict):
     `trackio`)."""
     time_limit_s: float | None = Field(default=None, gt=0.0)
     """Training stops after the step in which this time has passed."""
+    stall_report_s: float | None = Field(default=600.0, gt=0.0)
+    """Seconds without any finished call, rollout or step after which the run says, once, what waits where; it never
+    ends anything. None says nothing."""
     seed: int = Field(default=0, ge=0)
     """Seed of everything random in the run."""
     deterministic: bool = False

@@ -1,5 +1,5 @@
-"""One process: the engines and their gateways on a serving thread, user code on its own loop, the trainer in the
-caller's thread.
+"""One process: the engines and their gateways on a serving thread, user code on its own loop (or in processes of its
+own, see `isolated.pool`), the trainer in the caller's thread.
 
 In: a `Job`. Out: `LocalServing` (what rollouts need: engine, gateway, auxiliary models, runner).
 """
@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from sharpen.compat.agentscope.console import silent_agents
+from sharpen.execution.attempts import attempt_runner
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.engines import load_policy, make_gateway
 from sharpen.execution.model_files import quiet_transformers
@@ -20,7 +21,8 @@ from sharpen.execution.probe import sample_probes
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.sessions import openers, user_functions
 from sharpen.recipe import Job, Recipe, RolloutRecipe, RowRecipe
-from sharpen.rollout.in_process import InProcess, Opener
+from sharpen.rollout.exits import no_silent_exit
+from sharpen.rollout.in_process import Opener
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.types import Experience, IntArray, Mode
 
@@ -47,6 +49,8 @@ class LocalServing:
         with contextlib.ExitStack() as undo:  # closes the earlier parts if a later one fails
             self._silence = contextlib.ExitStack()
             self._silence.enter_context(silent_agents())
+            if config.rollout.isolation == "none":
+                self._silence.enter_context(no_silent_exit())
             undo.callback(self._silence.close)
             self.thread = ServingThread()
             undo.callback(self.thread.close)
@@ -72,7 +76,7 @@ class LocalServing:
             self.modes: Mapping[Mode, Opener] = openers(config, self.gateway, self.auxiliary)
             functions = user_functions(job)
             self.runner = RolloutRunner(
-                InProcess(functions, config.rollout.timeout_s),
+                attempt_runner(functions, config.rollout),
                 self.modes["sampled"],
                 config.rollout,
                 config.algorithm.group_size,
@@ -98,6 +102,10 @@ class LocalServing:
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
         """See `Serving.probe`."""
         return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=temperature, noise=noise))
+
+    def num_answered(self) -> int:
+        """See `Serving.num_answered`."""
+        return self.gateway.busy.num_ended
 
     def generating_s(self) -> float:
         """See `Serving.generating_s`."""

@@ -19,7 +19,7 @@ from sharpen.errors import ConstraintError
 from sharpen.gateway.formats.format import ReasoningFormat, ToolFormat
 from sharpen.gateway.formats.grammar import ANY_OBJECT, GrammarWriter, Markup, OfferedTool, TokenId
 from sharpen.gateway.formats.table import Formats
-from sharpen.gateway.requests import ApiError, CallRequest, Form, boolean, short_repr
+from sharpen.gateway.requests import ApiError, CallRequest, Form, short_repr
 from sharpen.types import Constraint
 
 
@@ -51,22 +51,15 @@ def form_of(
     )
 
 
-def schema_of(form: Any, name: str) -> tuple[Mapping[str, Any] | None, bool]:
+def schema_of(form: Mapping[str, Any] | None) -> tuple[Mapping[str, Any] | None, bool]:
     """Return the schema that OpenAI's `response_format` or `text.format` asks for, None for any text, and whether it is
-    strict. In the first it is one level deeper. Raises `ApiError`."""
-    kind = form.get("type") if isinstance(form, dict) else None
-    if kind == "text":
+    strict. In the first it is one level deeper."""
+    if form is None or form["type"] == "text":
         return None, False
-    if kind == "json_object":
+    if form["type"] == "json_object":
         return ANY_OBJECT, False
-    if kind != "json_schema":
-        raise ApiError(
-            f"'{name}.type' is {short_repr(kind)}; it must be 'text', 'json_object' or 'json_schema'.", param=name
-        )
     about = form.get("json_schema", form)
-    if not isinstance(about, dict) or not isinstance(about.get("schema"), dict):
-        raise ApiError(f"'{name}' of type 'json_schema' needs an object 'schema'.", param=name)
-    return about["schema"], boolean(about, "strict")
+    return about["schema"], bool(about.get("strict"))
 
 
 def constraint_of(

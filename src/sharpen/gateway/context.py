@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sharpen.config.public import MIN_TEMPERATURE
 from sharpen.gateway.images import ImageReader
 from sharpen.gateway.memory import Memory
-from sharpen.gateway.requests import ApiError, integer, number
+from sharpen.gateway.requests import ApiError
 from sharpen.types import Sampling
 
-MIN_TEMPERATURE = 0.01
-"""The lowest temperature above 0 (greedy): below it, rounding errors dominate an engine's logprobs."""
 MIN_TOP_P = 1e-6
 
 
@@ -37,40 +36,25 @@ class Context:
 
 
 def sampling_of(
-    given: Mapping[str, Any],
-    context: Context,
-    *,
-    limit: str = "max_tokens",
-    stop: str = "stop",
-    max_temperature: float = 100.0,
+    given: Mapping[str, Any], context: Context, *, limit: str = "max_tokens", stop: str = "stop"
 ) -> Sampling:
     """Return the sampling of a request's fields; `limit` and `stop` are the protocol's names. Raises `ApiError`."""
     defaults = context.defaults
-    max_tokens = integer(given, limit, defaults.max_tokens, 1, 2**31 - 1)
-    temperature = number(given, "temperature", defaults.temperature, 0.0, max_temperature)
+    temperature, top_p = given.get("temperature", defaults.temperature), given.get("top_p", defaults.top_p)
     if "temperature" in given and 0.0 < temperature < MIN_TEMPERATURE:
         raise ApiError(
             f"'temperature' is {temperature:g}; it must be 0 (greedy) or at least {MIN_TEMPERATURE:g}.",
             param="temperature",
         )
-    top_p = number(given, "top_p", defaults.top_p, 0.0, 1.0)
     if top_p < MIN_TOP_P:
         raise ApiError(
             f"'top_p' is {top_p:g}; it must be at least {MIN_TOP_P:g} (use 'temperature': 0 for greedy).", param="top_p"
         )
-    top_k = integer(given, "top_k", defaults.top_k, -1, 2**31 - 1)
+    stops = given.get(stop, ())
     return Sampling(
-        temperature=0.0 if context.greedy else temperature,
-        top_p=top_p,
-        top_k=max(top_k, 0),
-        max_tokens=max_tokens,
-        stop=_stop_strings(given, stop),
+        temperature=0.0 if context.greedy else float(temperature),
+        top_p=float(top_p),
+        top_k=max(given.get("top_k", defaults.top_k), 0),
+        max_tokens=given.get(limit, defaults.max_tokens),
+        stop=(stops,) if isinstance(stops, str) else tuple(stops),
     )
-
-
-def _stop_strings(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    stop = given.get(name, [])
-    stop = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
-        raise ApiError(f"'{name}' must be a non-empty string or a list of them.", param=name)
-    return tuple(stop)

@@ -34,7 +34,8 @@ from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.memory import Memory
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
-from sharpen.gateway.protocols import messages
+from sharpen.gateway.protocols import messages as messages_api
+from sharpen.gateway.protocols.chat import check_message
 from sharpen.gateway.protocols.responses_items import input_page
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import EVENTS_TYPE, JSON_TYPE, error_reply, json_reply, rollout_ended
@@ -190,8 +191,11 @@ class Gateway:
         memory = Memory()
         images = ImageReader(self._album, memory)
         try:
-            given = [with_references(dict(message), place, images) for place, message in enumerate(messages)]
-            rendered = [render_message(message, place) for place, message in enumerate(given)]
+            for place, message in enumerate(messages):
+                check_message(message, place)
+            rendered = [
+                render_message(with_references(message, place, images)) for place, message in enumerate(messages)
+            ]
             text = self._renderer.render(rendered, (), self._template_kwargs)
             prompt = History().prompt(self._renderer, rendered, text, self._album.sight(rendered, memory))
         except (ApiError, ImageError) as error:
@@ -240,7 +244,7 @@ class Gateway:
         if route == ("GET", f"/models/{self.model_name}"):
             return json_reply(model_body(self.model_name))
         if route == COUNT_TOKENS:
-            request, _ = await self._parse(session, raw, messages.parse_count)
+            request, _ = await self._parse(session, raw, messages_api.parse_count)
             return json_reply({"input_tokens": await self._beside(raw, self._count, session, request)})
         if (name := response_id(route)) is not None:
             return await self._stored(session, name, raw)
@@ -407,7 +411,7 @@ class Gateway:
     def _warn_of_no_effect(self, request: CallRequest) -> None:
         """Log what the request sets without effect, or with less than it expects. Each warning is logged once."""
         warnings = [
-            f"messages have a field {name!r}, which the model's chat template does not read: it has no effect"
+            f"messages have a field {short_repr(name)}, which the model's chat template does not read: it has no effect"
             for name in sorted(request.other_fields)
             if not self._renderer.mentions(name)
         ]

@@ -100,11 +100,9 @@ class ImageReader:
         self._num_images = 0
         self._references: dict[str, str] = {}
 
-    def from_url(self, url: Any, where: str) -> dict[str, Any]:
+    def from_url(self, url: str, where: str) -> dict[str, Any]:
         """Return the part for a data URL."""
         self._admit(where)
-        if not isinstance(url, str):
-            raise _invalid(f"{where}: {short_repr(url)} is not a URL", where)
         head, comma, text = url.partition(",")
         if head[:5].lower() != "data:" or not comma:
             raise ApiError(
@@ -123,11 +121,9 @@ class ImageReader:
         """Return what stands for a data URL that was read; another URL as it is."""
         return self._references.get(url, url)
 
-    def from_base64(self, text: Any, where: str) -> dict[str, Any]:
+    def from_base64(self, text: str, where: str) -> dict[str, Any]:
         """Return the part for the content of an image in base64."""
         self._admit(where)
-        if not isinstance(text, str):
-            raise _invalid(f"{where}: the content of an image in base64 is required, not {short_repr(text)}", where)
         return self._part(text, where)
 
     def _admit(self, where: str) -> None:
@@ -166,20 +162,19 @@ def reference(sha256_hex: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": REFERENCE + sha256_hex}}
 
 
-def with_references(message: Any, position: int, images: ImageReader) -> Any:
-    """Return a message of chat completions with references in place of its images. What else is wrong with it is not
-    looked at. Raises `ApiError`."""
-    content = message.get("content") if isinstance(message, dict) else None
+def with_references(message: Mapping[str, Any], position: int, images: ImageReader) -> Mapping[str, Any]:
+    """Return a message of chat completions with references in place of its images. Raises `ApiError`."""
+    content = message.get("content")
     if not isinstance(content, list):
         return message
     parts = []
     for place, part in enumerate(content):
-        if isinstance(part, dict) and part.get("type") == "image_url":
+        if part["type"] == "image_url":
             where = f"messages[{position}].content[{place}]"
-            if message.get("role") not in list(IMAGE_ROLES):  # a role may be anything
-                raise wrong_role(message.get("role"), where)
-            source = part.get("image_url")
-            part = images.from_url(source.get("url") if isinstance(source, dict) else source, where)
+            if message["role"] not in IMAGE_ROLES:
+                raise wrong_role(message["role"], where)
+            source = part["image_url"]
+            part = images.from_url(source["url"] if isinstance(source, dict) else source, where)
         parts.append(part)
     return {**message, "content": parts}
 

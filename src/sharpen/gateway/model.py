@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, Never, Protocol
 from urllib.parse import urlsplit
 
 from sharpen.gateway.keys import with_name, without_name
-from sharpen.gateway.model_object import ModelObject
+from sharpen.gateway.model_object import Address, ModelObject
 from sharpen.types import Call
 
 if TYPE_CHECKING:
     from anthropic import Anthropic, AsyncAnthropic
     from openai import AsyncOpenAI, OpenAI
 
-    from sharpen.gateway.server import Server
-    from sharpen.gateway.transport import InProcess
 
-ANTHROPIC_URL = "http://in-process.invalid"
-IN_PROCESS_URL = f"{ANTHROPIC_URL}/v1"
-"""The clients' base URLs: Anthropic's add `/v1`. They name no host: the requests never leave the process."""
+class Clients(Protocol):
+    """Makes HTTP clients for the vendors' SDKs, whose requests go to the gateway. `url` is the SDKs' address of it,
+    without `/v1`."""
+
+    url: str
+
+    def async_client(self, sdk: Any) -> Any: ...
+    def sync_client(self, sdk: Any) -> Any: ...
 
 
 class ChatModel(ModelObject):
@@ -39,8 +42,8 @@ class ChatModel(ModelObject):
         *,
         name: str,
         api_key: str,
-        server: Server,
-        inside: InProcess,
+        server: Address,
+        inside: Clients,
         calls: Callable[[], tuple[Call, ...]],
         prompt_text: Callable[[int], str],
         count_tokens: Callable[[Sequence[Mapping[str, Any]]], Awaitable[int]],
@@ -81,7 +84,7 @@ class ChatModel(ModelObject):
         import openai
 
         http_client = self._inside.async_client(openai)
-        return openai.AsyncOpenAI(base_url=IN_PROCESS_URL, http_client=http_client, **self._options)
+        return openai.AsyncOpenAI(base_url=f"{self._inside.url}/v1", http_client=http_client, **self._options)
 
     @cached_property
     def sync_client(self) -> OpenAI:
@@ -89,7 +92,7 @@ class ChatModel(ModelObject):
         import openai
 
         http_client = self._inside.sync_client(openai)
-        return openai.OpenAI(base_url=IN_PROCESS_URL, http_client=http_client, **self._options)
+        return openai.OpenAI(base_url=f"{self._inside.url}/v1", http_client=http_client, **self._options)
 
     @cached_property
     def anthropic_client(self) -> AsyncAnthropic:
@@ -97,7 +100,7 @@ class ChatModel(ModelObject):
         import anthropic
 
         http_client = self._inside.async_client(anthropic)
-        return anthropic.AsyncAnthropic(base_url=ANTHROPIC_URL, http_client=http_client, **self._options)
+        return anthropic.AsyncAnthropic(base_url=self._inside.url, http_client=http_client, **self._options)
 
     @cached_property
     def sync_anthropic_client(self) -> Anthropic:
@@ -105,7 +108,7 @@ class ChatModel(ModelObject):
         import anthropic
 
         http_client = self._inside.sync_client(anthropic)
-        return anthropic.Anthropic(base_url=ANTHROPIC_URL, http_client=http_client, **self._options)
+        return anthropic.Anthropic(base_url=self._inside.url, http_client=http_client, **self._options)
 
     @property
     def _options(self) -> dict[str, Any]:

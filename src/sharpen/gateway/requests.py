@@ -12,23 +12,16 @@ from typing import Any
 
 from sharpen.types import Sampling
 
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 MESSAGE_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
-DROPPED_FIELDS = frozenset({"refusal", "annotations"})
-"""Fields of responses (ours or OpenAI's) that agents send back and that no template renders."""
-OTHER_CONTENT: Mapping[str, str] = {
-    "audio": "only text is supported",
-    "function_call": "send 'tool_calls'",
-    "partial": "send 'continue_final_message' with the request",
-    "prefix": "send 'continue_final_message' with the request",
-}
-"""Fields of messages that are not supported, unless null, false or empty; each with what to do instead."""
+NOT_RENDERED = frozenset(
+    {"refusal", "annotations", "audio", "function_call", "partial", "prefix"}  # the last four are empty
+)
+"""Fields of messages that no template is given."""
 EFFORT = "reasoning_effort"
 """The argument of chat templates, and the field of chat completions."""
 IMAGE_ROLES = frozenset({"user", "tool"})
 REFERENCE = "sha256:"
 """Begins the URL of an image in a recorded message; the hash of its content follows."""
-MAX_TOP_LOGPROBS = 20
 
 
 class ApiError(Exception):
@@ -118,77 +111,35 @@ def short_repr(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def effort_of(value: Any, name: str) -> dict[str, str]:
+def effort_of(effort: str | None) -> dict[str, str]:
     """Return the template's arguments for the reasoning effort that a request asks for: templates read it (gpt-oss), or
-    it has no effect. `name` is the protocol's. Raises `ApiError`."""
-    if value is None:
-        return {}
-    if not isinstance(value, str) or not value.isalpha():
-        raise ApiError(f"'{name}' is {short_repr(value)}; it must be a word, such as 'low'.", param=name)
-    return {EFFORT: value}
+    it has no effect."""
+    return {} if effort is None else {EFFORT: effort}
 
 
-def model_of(given: Mapping[str, Any], model_name: str) -> str:
-    """Return the model that a request names, ours if it names none. Raises `ApiError`."""
-    model = given.get("model", model_name)
-    if not isinstance(model, str):
-        raise ApiError(
-            f"'model' is {short_repr(model)}; it must be a string: {model_name!r} (`model.name`).", param="model"
-        )
-    return model
-
-
-def given_fields(body: Any) -> dict[str, Any]:
-    """Return the fields of a decoded body that are not null. Raises `ApiError` if it is no object."""
-    if not isinstance(body, dict):
-        raise ApiError("The request body must be a JSON object.")
+def given_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a body that are not null."""
     return {key: value for key, value in body.items() if value is not None}
 
 
-def render_message(message: Any, position: int, *, keep_others: bool = False) -> dict[str, Any]:
-    """Return a message as chat templates expect it: no nulls, `developer` as `system`, and as its content a text, or
-    parts if there are images among it, each with the hash of its content.
-
-    With `keep_others`, fields that are not OpenAI's are kept for the template. Raises `ApiError`.
-    """
-    where = f"messages[{position}]"
-    if not isinstance(message, dict):
-        raise ApiError(f"'{where}' must be an object.", param=where)
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise ApiError(
-            f"'{where}.role' is {short_repr(role)}; it must be one of {sorted(ROLES)}.", param=f"{where}.role"
-        )
-    others = _other_fields(message, where, keep_others)
-    rendered: dict[str, Any] = {**others, "role": "system" if role == "developer" else role}
-    rendered["content"] = _content(message.get("content"), f"{where}.content")
-    for key in ("name", "tool_call_id", "reasoning_content"):
-        value = message.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, str):
-            raise ApiError(f"'{where}.{key}' must be a string.", param=f"{where}.{key}")
-        rendered[key] = value
-    tool_calls = message.get("tool_calls")
-    if tool_calls:
-        if role != "assistant":
-            raise ApiError(f"'{where}.tool_calls' belongs to assistant messages only.", param=f"{where}.tool_calls")
-        rendered["tool_calls"] = _tool_calls(tool_calls, f"{where}.tool_calls")
+def render_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message of chat completions as chat templates expect it: no nulls, `developer` as `system`, and as its
+    content a text, or parts if there are images among it, each with the hash of its content. Fields that are not
+    OpenAI's are kept for the template."""
+    rendered = {key: value for key, value in message.items() if value is not None and key not in NOT_RENDERED}
+    if rendered["role"] == "developer":
+        rendered["role"] = "system"
+    rendered["content"] = _content(rendered.get("content", ""))
+    if calls := rendered.pop("tool_calls", None):
+        rendered["tool_calls"] = [
+            {
+                "id": call.get("id"),
+                "type": "function",
+                "function": {name: call["function"][name] for name in ("name", "arguments")},
+            }
+            for call in calls
+        ]
     return rendered
-
-
-def _other_fields(message: Mapping[str, Any], where: str, keep_others: bool) -> dict[str, Any]:
-    others = {}
-    for key, value in message.items():
-        if value is None or key in MESSAGE_FIELDS or key in DROPPED_FIELDS:
-            continue
-        if key in OTHER_CONTENT and not value:
-            continue
-        if key in OTHER_CONTENT or not keep_others:
-            hint = f": {OTHER_CONTENT[key]}" if key in OTHER_CONTENT else ""
-            raise ApiError(f"'{where}.{key}' is not supported here{hint}.", param=f"{where}.{key}")
-        others[key] = value
-    return others
 
 
 def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
@@ -196,75 +147,15 @@ def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
-def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
-    if content is None:
-        return ""
+def _content(content: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        raise ApiError(f"'{where}' must be a string, a list of parts, or null.", param=where)
     parts: list[dict[str, Any]] = []
     for part in content:
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        name = _referenced_image(part) if kind == "image_url" else None
-        if name is not None:
-            parts.append({"type": "image", "sha256": name})
-        elif kind != "text" or not isinstance(part.get("text"), str):
-            raise ApiError(f"'{where}' has a part of type {short_repr(kind)}; only text is supported.", param=where)
+        if part["type"] == "image_url":
+            parts.append({"type": "image", "sha256": part["image_url"]["url"].removeprefix(REFERENCE)})
         elif parts and parts[-1]["type"] == "text":
             parts[-1]["text"] += part["text"]
         else:
             parts.append({"type": "text", "text": part["text"]})
     return parts if any(part["type"] == "image" for part in parts) else text_of(parts)
-
-
-def _referenced_image(part: Mapping[str, Any]) -> str | None:
-    """Return the hash that a part of a recorded message has in place of its image, if that is what it is."""
-    source = part.get("image_url")
-    url = source.get("url") if isinstance(source, dict) else None
-    return url.removeprefix(REFERENCE) if isinstance(url, str) and url.startswith(REFERENCE) else None
-
-
-def _tool_calls(tool_calls: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(tool_calls, list):
-        raise ApiError(f"'{where}' must be a list.", param=where)
-    rendered = []
-    for call in tool_calls:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict):
-            raise ApiError(f"'{where}' holds something that is not a function call.", param=where)
-        name, arguments, call_id = function.get("name"), function.get("arguments"), call.get("id")
-        if not isinstance(name, str) or not isinstance(arguments, str) or not isinstance(call_id, str | None):
-            raise ApiError(f"'{where}': 'id', 'name' and 'arguments' must be strings.", param=where)
-        rendered.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
-    return rendered
-
-
-def boolean(given: Mapping[str, Any], name: str) -> bool:
-    """Return a field that is true or false; absent is false. Raises `ApiError`."""
-    value = given.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise ApiError(f"'{name}' is {short_repr(value)}; it must be true or false.", param=name)
-    return bool(value)
-
-
-def integer(given: Mapping[str, Any], name: str, default: Any, low: int, high: int) -> Any:
-    """Return an integer field, or `default` if it is absent. Raises `ApiError`."""
-    value = given.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ApiError(f"'{name}' is {short_repr(value)}; it must be an integer from {low} to {high}.", param=name)
-    return value
-
-
-def number(given: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
-    """Return a number, or `default` if it is absent. Raises `ApiError`."""
-    value = given.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ApiError(f"'{name}' is {short_repr(value)}; it must be a number.", param=name)
-    if not low <= value <= high:
-        raise ApiError(f"'{name}' is {short_repr(value)}; it must lie between {low} and {high}.", param=name)
-    return float(value)

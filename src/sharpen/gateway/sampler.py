@@ -71,7 +71,7 @@ class Sampler:
         if request.prompt is not None:
             session.history.add_raw(entry.index, prompt, generation.ids, sampled_text)
         else:
-            response = render_message(message, len(request.messages))
+            response = render_message(message)
             session.history.add(entry.index, request.rendered, response, prompt, generation.ids, sampled_text)
         # A truncated response is reported as "length" even if it contains a whole tool call.
         calls_tools = bool(parsed.tool_calls) and generation.finish_reason == "stop"

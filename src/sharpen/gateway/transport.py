@@ -93,8 +93,14 @@ class _Job:
         self._done(reply_of(task, self._raw))
 
 
+IN_PROCESS_URL = "http://in-process.invalid"
+"""It names no host: the requests never leave the process."""
+
+
 class InProcess:
     """The way of requests to the serving loop and back. All rollouts share it; their keys differ."""
+
+    url = IN_PROCESS_URL
 
     def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, who_calls: WhoCalls) -> None:
         self._start, self._loop, self._who_calls = start, loop, who_calls
@@ -103,13 +109,13 @@ class InProcess:
 
     def async_client(self, sdk: Any) -> Any:
         """Return an asynchronous HTTP client for a vendor's SDK, on any running loop."""
-        library = _library_of(sdk)
+        library = library_of(sdk)
         asynchronous, _ = _transports(library)
         return library.AsyncClient(transport=asynchronous(self), timeout=None, trust_env=False)
 
     def sync_client(self, sdk: Any) -> Any:
         """Return a blocking HTTP client for a vendor's SDK, on any thread but the serving loop's."""
-        library = _library_of(sdk)
+        library = library_of(sdk)
         _, synchronous = _transports(library)
         return library.Client(transport=synchronous(self), timeout=None, trust_env=False)
 
@@ -179,7 +185,7 @@ def _raw(request: Any, body: bytes, caller: Caller | None) -> RawRequest:
     return raw_request(request.method, url.path, request.headers, body, caller, in_process=True, query=query)
 
 
-def _library_of(sdk: Any) -> Any:
+def library_of(sdk: Any) -> Any:
     """Return the HTTP library that a vendor's SDK is built on: httpx, or httpx2 in newer versions."""
     modules = (one.__module__.partition(".")[0] for one in sdk.DefaultHttpxClient.__mro__)
     return importlib.import_module(next(name for name in modules if name.startswith("httpx")))

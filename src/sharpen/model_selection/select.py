@@ -117,6 +117,8 @@ def _check(
 
 
 def _check_one_machine(config: RunConfig) -> None:
+    if config.rollout.isolation != "none":
+        raise ConfigError("rollout.isolation is process, but candidates are tried in one process: leave it out")
     if config.uses_ray:
         raise ConfigError("execution is ray, but candidates are served on one machine: leave execution out")
 

@@ -129,6 +129,8 @@ def _check(
     given: dict[str, Any] = {"rollout.max_concurrent_rollouts": tuning.eval_num_threads, **(settings or {})}
     shown = model if model is not None else TunerModelConfig(model_path="-", max_model_len=2)
     config = resolve(None, given, {"train_dataset": train_dataset, "model": shown}).config
+    if config.rollout.isolation != "none":
+        raise ConfigError("rollout.isolation is process, but prompts are tuned in one process: leave it out")
     if config.uses_ray:
         raise ConfigError("execution is ray, but prompts are tuned on one machine: leave execution out")
     job = None if model is None else decide_evaluation(config, trial_workflow, trial_judge)

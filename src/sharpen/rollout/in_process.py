@@ -96,15 +96,10 @@ class InProcess:
     async def run(self, request: AttemptRequest) -> Attempt:
         """See `AttemptRunner.run`. On any one event loop."""
         began = time.monotonic()
-        assert callable(request.opener)
         run = Run(request.rollout_id, self._timeout_s)
-        try:  # in the run's context, so that sessions know their owner
-            models = context_of(run).run(request.opener, request.rollout_id, request.noise_seed)
-        except (ConfigError, EngineLostError):  # would fail every rollout
-            raise
-        except Exception as error:  # the failure boundary of the serving side
-            ending = Ending(outcome=Outcome.INFRASTRUCTURE, error=describe(error), traceback=traceback_of(error))
-            return Attempt(ending=ending, counts={}, seconds=time.monotonic() - began)
+        models = open_models(request, run)
+        if isinstance(models, Attempt):
+            return models
         if request.group_size > 1:
             models.policy.allow(request.group_size)
         code = functools.partial(self._functions.attempt, request.task, models, request.group_size)
@@ -114,20 +109,8 @@ class InProcess:
         finally:
             if not run.future.done():
                 self._users.cancel(run)
-            calls, counts, num_answers = models.end(), models.counts, models.policy.num_answers
-        if models.exhausted is not None:
-            raise models.exhausted
-        if run.started.done():
-            began = run.started.result()
-        seconds = time.monotonic() - began
-        return Attempt(
-            ending=ending,
-            calls=calls,
-            counts=counts,
-            seconds=seconds,
-            started=time.time() - seconds,
-            num_answers=num_answers,
-        )
+            models.end()
+        return attempt_of(models, ending, run.started.result() if run.started.done() else began)
 
     def close(self) -> None:
         """End the user loop."""
@@ -178,6 +161,31 @@ class InProcess:
                     )
                 return
             await asyncio.sleep(WATCH_EVERY_S)
+
+
+def open_models(request: AttemptRequest, run: Run) -> RolloutModels | Attempt:
+    """Open an attempt's models, which belong to the run; a failed attempt if that fails. Raises what would fail every
+    rollout."""
+    assert callable(request.opener)
+    began = time.monotonic()
+    try:  # in the run's context, so that sessions know their owner
+        return context_of(run).run(request.opener, request.rollout_id, request.noise_seed)
+    except (ConfigError, EngineLostError):
+        raise
+    except Exception as error:  # the failure boundary of the serving side
+        ending = Ending(outcome=Outcome.INFRASTRUCTURE, error=describe(error), traceback=traceback_of(error))
+        return Attempt(ending=ending, counts={}, seconds=time.monotonic() - began)
+
+
+def attempt_of(models: RolloutModels, ending: Ending, began: float) -> Attempt:
+    """Return a finished attempt, with what its models recorded. `began` is a time of `time.monotonic`. Raises the error
+    of a model whose tokens are used up."""
+    calls, counts, num_answers = models.end(), models.counts, models.policy.num_answers
+    if models.exhausted is not None:
+        raise models.exhausted
+    seconds = time.monotonic() - began
+    started = time.time() - seconds
+    return Attempt(ending=ending, calls=calls, counts=counts, seconds=seconds, started=started, num_answers=num_answers)
 
 
 def _change_event(run: Run) -> asyncio.Event:

@@ -21,6 +21,7 @@ from sharpen.config.load import ResolvedConfig, write_resolved
 from sharpen.config.run import HELD_OUT, RunConfig
 from sharpen.decide import decide_evaluation, fit_to_machine
 from sharpen.errors import ConfigError, RolloutError
+from sharpen.execution.attempts import attempt_runner
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.auxiliary.remote import RemoteModel
 from sharpen.execution.auxiliary.settings import check_auxiliary_models
@@ -40,7 +41,7 @@ from sharpen.monitor.statistics import (
 )
 from sharpen.monitor.table import with_interval
 from sharpen.rollout.attempt import UserFunctions
-from sharpen.rollout.in_process import InProcess, Opener
+from sharpen.rollout.in_process import Opener
 from sharpen.rollout.retries import fails_its_task
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.statistics import RolloutStatistics, own_metrics, summarize, without_calls_note
@@ -262,7 +263,7 @@ def _endpoint_runner(
     )
     stack.callback(policy.close)
     open_sampled = opener(policy.open, auxiliary)
-    attempts = InProcess(functions, config.rollout.timeout_s)
+    attempts = attempt_runner(functions, config.rollout)
     whole_groups = functions.whole_groups
     runner = RolloutRunner(attempts, open_sampled, config.rollout, 1, config.seed, whole_groups=whole_groups)
     stack.callback(runner.close)

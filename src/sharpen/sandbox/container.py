@@ -74,7 +74,7 @@ class Container:
             "trainer": -1,
             "open_files": open_files(),
         }
-        ended = keep(order, command, lifeline, prefix=(), watch=False)
+        ended = keep(order, command.limits, lifeline, prefix=(), watch=False)
         if ended.ended_by == "" and ended.exit_code == CLIENT_FAILED:
             raise SandboxError(f"{client} started no container: {_last_line(ended.stderr)}")
         if ended.ended_by == "" and ended.exit_code in NOT_STARTED and NOT_FOUND.search(_last_line(ended.stderr)):

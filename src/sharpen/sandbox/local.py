@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from sharpen.errors import CommandError, SandboxError
-from sharpen.sandbox.command import Command, Ended, Lifeline
+from sharpen.sandbox.command import Command, Ended, Lifeline, Limits
 from sharpen.sandbox.keeper import Order, Report
 from sharpen.sandbox.output import Output
 from sharpen.sandbox.watch import watched
@@ -79,7 +79,7 @@ class Subprocess:
                 raise SandboxError(
                     f"own_processes=True: this system gives a command no processes of its own: {problem}"
                 )
-        return keep(order, command, lifeline, prefix=apart)
+        return keep(order, command.limits, lifeline, prefix=apart)
 
 
 def path_here() -> str:
@@ -107,9 +107,19 @@ def namespace() -> tuple[tuple[str, ...], str]:
     return (), problem
 
 
-def keep(order: Order, command: Command, lifeline: Lifeline, *, prefix: Sequence[str], watch: bool = True) -> Ended:
+def keep(
+    order: Order,
+    limits: Limits,
+    lifeline: Lifeline,
+    *,
+    prefix: Sequence[str],
+    watch: bool = True,
+    files: Sequence[int] = (),
+    outputs: tuple[Output, Output] | None = None,
+) -> Ended:
     """Run an order under a keeper, to its end. `prefix` is the command line that starts the keeper apart. `watch`:
-    memory and number of its processes are bounded from here.
+    memory and number of its processes are bounded from here. It inherits the open `files`. `outputs` take what it
+    writes, by default the bytes that `limits` says.
 
     Raises `CommandError` if it cannot be started, `SandboxError` if the keeper was killed.
     """
@@ -126,14 +136,14 @@ def keep(order: Order, command: Command, lifeline: Lifeline, *, prefix: Sequence
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={"PATH": path_here()},
-                pass_fds=[file for file in (papers.fileno(), death) if file >= 0],
+                pass_fds=[*files, *(file for file in (papers.fileno(), death) if file >= 0)],
                 start_new_session=True,
             )
         finally:
             os.close(kept)
         lifeline.on_end(end)
-        with watched(keeper.pid, command.limits, lifeline, active=watch):
-            stdout, stderr = _read(keeper, command.limits.output_bytes)
+        with watched(keeper.pid, limits, lifeline, active=watch):
+            stdout, stderr = _read(keeper, outputs or (Output(limits.output_bytes), Output(limits.output_bytes)))
             keeper.wait()
         papers.seek(0)
         return _ended(papers, order, stdout, stderr, keeper.returncode)
@@ -181,11 +191,11 @@ class _Line:
             self._file = None
 
 
-def _read(keeper: subprocess.Popen[bytes], limit: int) -> tuple[str, str]:
+def _read(keeper: subprocess.Popen[bytes], kept: tuple[Output, Output]) -> tuple[str, str]:
     """Read both outputs until they are closed."""
     assert keeper.stdout is not None
     assert keeper.stderr is not None
-    outputs = {keeper.stdout: Output(limit), keeper.stderr: Output(limit)}
+    outputs = dict(zip((keeper.stdout, keeper.stderr), kept, strict=True))
     with selectors.DefaultSelector() as ready:
         for file in outputs:
             ready.register(file, selectors.EVENT_READ)

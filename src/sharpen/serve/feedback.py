@@ -5,16 +5,40 @@ In: a request. Out: `Opening` and `Feedback`, or `ApiError`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
 from sharpen.gateway.body import decode
+from sharpen.gateway.door import CLOSED, Door, Text, Truth, openai_place
 from sharpen.gateway.exchange import RawRequest
-from sharpen.gateway.requests import ApiError, boolean, given_fields, short_repr
+from sharpen.gateway.requests import ApiError, given_fields, short_repr
 
 MAX_TASK_ID = 200
+
+
+@with_config(CLOSED)
+class OpeningRequest(TypedDict, total=False):
+    """The body of `POST /sessions`."""
+
+    task_id: Annotated[str, Field(min_length=1, max_length=MAX_TASK_ID)] | None
+    task: dict[str, Any] | None
+
+
+@with_config(ConfigDict(**CLOSED, json_schema_extra={"oneOf": [{"required": ["session"]}, {"required": ["call"]}]}))
+class FeedbackRequest(TypedDict, total=False):
+    """The body of `POST /feedback`, for either a session or a call."""
+
+    session: Text
+    call: Text
+    reward: float | None
+    end: Truth
+
+
+OPENING, FEEDBACK = Door(OpeningRequest, openai_place), Door(FeedbackRequest, openai_place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +51,10 @@ class Opening:
     @classmethod
     def of(cls, raw: RawRequest) -> Opening:
         """Read a request, whose body may be empty. Raises `ApiError`."""
-        given = given_fields(decode(raw.body)) if raw.body else {}
-        _refuse_others(given, ("task_id", "task"))
-        task_id, row = given.get("task_id"), given.get("task", {})
-        if task_id is not None and not (isinstance(task_id, str) and 0 < len(task_id) <= MAX_TASK_ID):
-            raise ApiError(
-                f"'task_id' is {short_repr(task_id)}; it must be a text of at most {MAX_TASK_ID} characters.",
-                param="task_id",
-            )
-        if not isinstance(row, dict):
-            raise ApiError(f"'task' is {short_repr(row)}; it must be an object.", param="task")
-        return cls(task_id=task_id, row=row)
+        body = decode(raw.body) if raw.body else {}
+        OPENING.check(body)
+        given = given_fields(body)
+        return cls(task_id=given.get("task_id"), row=given.get("task", {}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,34 +70,18 @@ class Feedback:
     @classmethod
     def of(cls, raw: RawRequest) -> Feedback:
         """Read a request. Raises `ApiError`."""
-        given = given_fields(decode(raw.body))
-        _refuse_others(given, ("session", "call", "reward", "end"))
+        body = decode(raw.body)
+        FEEDBACK.check(body)
+        given = given_fields(body)
         session, call, reward = given.get("session"), given.get("call"), given.get("reward")
         if (session is None) == (call is None):
             raise ApiError("Feedback is for a 'session' or for a 'call': name one of them by its id.", param="session")
-        for name, value in (("session", session), ("call", call)):
-            if not isinstance(value, str | None):
-                raise ApiError(f"'{name}' is {short_repr(value)}; it must be a text.", param=name)
-        end = boolean(given, "end") if "end" in given else call is None
-        if (reward is None and not end) or (reward is not None and not _is_finite(reward)):
-            raise ApiError(f"'reward' is {short_repr(reward)}; it must be a finite number.", param="reward")
+        end = given.get("end", call is None)
+        if reward is None and not end:
+            raise ApiError("'reward' is None; it must be a finite number.", param="reward")
         return cls(session=session, call=call, reward=None if reward is None else float(reward), end=end)
 
 
 def unknown(what: str, value: str, why: str) -> ApiError:
     """Return the error for a session or a call that is not here."""
     return ApiError(f"There is no {what} {short_repr(value)} here: {why}.", status=404, code="not_found", param=what)
-
-
-def _is_finite(value: Any) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
-        return False
-
-
-def _refuse_others(given: dict[str, Any], known: tuple[str, ...]) -> None:
-    if others := sorted(set(given) - set(known)):
-        raise ApiError(f"{short_repr(others[0])} is not known here; known are {', '.join(known)}.", param=others[0])

@@ -1,15 +1,21 @@
 """What a server answers, as an OpenAPI document.
 
-In: the paths served beside the vendors' own. Out: the document. The bodies of the vendors' APIs are the vendors' to
-describe: the document names them, and links there.
+In: the paths served beside the vendors' own. Out: the document. The requests of the vendors' APIs are described by the
+schemas that they are checked by (`gateway.door`); what the fields mean, and the answers, the vendors describe: the
+document links there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 from typing import Any
 
-from sharpen.serve.feedback import MAX_TASK_ID
+from pydantic import TypeAdapter
+
+from sharpen.gateway.door import Door
+from sharpen.gateway.protocols import chat, completions, messages, responses
+from sharpen.serve.feedback import FEEDBACK, OPENING
 
 OPENAI, ANTHROPIC = "https://platform.openai.com/docs/api-reference", "https://docs.anthropic.com/en/api"
 CALLS: Mapping[str, tuple[str, str]] = {
@@ -21,20 +27,29 @@ CALLS: Mapping[str, tuple[str, str]] = {
 }
 """The paths whose requests are calls of the model: whose API it is, and where that is described."""
 
-
+DOORS: Mapping[str, Door] = {
+    "/v1/chat/completions": chat.DOOR,
+    "/v1/responses": responses.DOOR,
+    "/v1/completions": completions.DOOR,
+    "/v1/messages": messages.DOOR,
+    "/v1/messages/count_tokens": messages.COUNT_DOOR,
+    "/sessions": OPENING,
+    "/feedback": FEEDBACK,
+}
+"""What the bodies of requests are checked by."""
 RECORDED = ("/v1/chat/completions", "/v1/completions")
 """The paths whose requests are recorded by a recorder."""
 
 
 def recorder_document(version: str) -> dict[str, Any]:
     """Return the document of a recorder, which passes all other paths through."""
-    paths = {path: {"post": _call(*CALLS[path])} for path in RECORDED}
+    paths = {path: {"post": _call(*CALLS[path], {"type": "object"})} for path in RECORDED}
     return _document(version, {**paths, **_OWN_PATHS, **SESSION_PATHS})
 
 
 def document(version: str, further: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the document; `further` are paths that this server has beside the usual ones."""
-    paths: dict[str, Any] = {path: {"post": _call(*about)} for path, about in CALLS.items()}
+    paths: dict[str, Any] = {path: {"post": _call(*about, _schemas()[0][path])} for path, about in CALLS.items()}
     id_: dict[str, Any] = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
     paths["/v1/responses/{id}/input_items"] = {
         "get": _operation("The input of a stored response", {}),
@@ -59,17 +74,28 @@ def _document(version: str, paths: Mapping[str, Any]) -> dict[str, Any]:
         "info": {"title": "Sharpen", "version": version},
         "paths": dict(paths),
         "components": {
+            "schemas": dict(_schemas()[1]),
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
-            }
+            },
         },
         "security": [{"bearer": []}, {"x-api-key": []}],
     }
 
 
-def _call(title: str, url: str) -> dict[str, Any]:
-    body = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+@functools.cache
+def _schemas() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the schemas of requests by path, and by name those that they refer to."""
+    described, named = TypeAdapter.json_schemas(
+        [(path, "validation", door.adapter) for path, door in DOORS.items()],
+        ref_template="#/components/schemas/{model}",
+    )
+    return {path: described[path, "validation"] for path in DOORS}, named["$defs"]
+
+
+def _call(title: str, url: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
     content = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": {"type": "string"}}}
     return {**_operation(title, content), "requestBody": body, "externalDocs": {"url": url}}
 
@@ -80,23 +106,18 @@ def _operation(summary: str, content: Mapping[str, Any]) -> dict[str, Any]:
     return {"summary": summary, "responses": {"200": {"description": "OK", "content": content}, "default": error}}
 
 
-def _json_call(
-    summary: str, fields: Mapping[str, Any], answer: Mapping[str, Any], one_of: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Describe a call with these fields, exactly one of `one_of` among them; without any its body may be missing."""
-    schema: dict[str, Any] = {"type": "object", "properties": dict(fields), "additionalProperties": False}
-    if one_of:
-        schema["oneOf"] = [{"required": [name]} for name in one_of]
-    body = {"required": bool(one_of), "content": {"application/json": {"schema": schema}}}
+def _json_call(summary: str, path: str, answer: Mapping[str, Any], *, required: bool) -> dict[str, Any]:
+    """Describe a call of our own; unless its body is `required` it may be missing."""
+    body = {"required": required, "content": {"application/json": {"schema": _schemas()[0][path]}}}
     answered = {"type": "object", "properties": dict(answer), "required": list(answer)}
     return {"post": {**_operation(summary, {"application/json": {"schema": answered}}), "requestBody": body}}
 
 
-_TEXT, _NUMBER, _TRUTH = {"type": "string"}, {"type": "number"}, {"type": "boolean"}
+_TEXT, _TRUTH = {"type": "string"}, {"type": "boolean"}
 SESSION_PATHS: Mapping[str, Any] = {
     "/sessions": _json_call(
         "Open a session: calls with its key belong together",
-        {"task_id": {**_TEXT, "minLength": 1, "maxLength": MAX_TASK_ID}, "task": {"type": "object"}},
+        "/sessions",
         {
             "id": _TEXT,
             "task_id": {"type": ["string", "null"]},
@@ -104,12 +125,13 @@ SESSION_PATHS: Mapping[str, Any] = {
             "base_url": _TEXT,
             "anthropic_base_url": _TEXT,
         },
+        required=False,
     ),
     "/feedback": _json_call(
-        "The reward of a session, or of one of its calls",
-        {"session": _TEXT, "call": _TEXT, "reward": _NUMBER, "end": _TRUTH},
+        "The reward of a session, or of one of its calls: one of them is named",
+        "/feedback",
         {"session": _TEXT, "reward": {"type": ["number", "null"]}, "ended": _TRUTH},
-        one_of=("session", "call"),
+        required=True,
     ),
 }
 """The paths of a server that has sessions."""

@@ -100,7 +100,7 @@ def _check_rendered(experience: Experience, calls: tuple[Call, ...] | None, tuto
     if not calls:
         return f"row {experience.rollout_id}: a sequence was not made from a turn"
     last = calls[int(experience.calls_T.max())]
-    messages = [render_message(message, at) for at, message in enumerate((*last.messages, last.response))]
+    messages = [render_message(message) for message in (*last.messages, last.response)]
     text = tutor.renderer.render(messages, last.tools, tutor.template_kwargs, closed=True)
     pictures = {span.picture.sha256: span.picture for span in last.pictures}
     if not pictures.keys() >= set(images_of(messages)):

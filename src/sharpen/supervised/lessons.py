@@ -22,6 +22,7 @@ from sharpen.experience.merge import merge
 from sharpen.gateway.history import History, Prompt
 from sharpen.gateway.images import Album, ImageReader, with_references
 from sharpen.gateway.memory import Memory
+from sharpen.gateway.protocols.chat import check_message, check_recorded
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, render_message
 from sharpen.supervised.rows import Conversation, Data, Pair, Text, read_row
@@ -98,9 +99,9 @@ class Tutor:
         history, calls, memory = History(), list[Call](), Memory()
         images = ImageReader(self.album, memory)
         try:
-            messages = [with_references(message, at, images) for at, message in enumerate(conversation.messages)]
+            messages = [_recorded(message, at, images) for at, message in enumerate(conversation.messages)]
             conversation = replace(conversation, messages=tuple(messages))
-            rendered = [render_message(message, at) for at, message in enumerate(messages)]
+            rendered = [render_message(message) for message in messages]
             for at, message in enumerate(rendered):
                 if message["role"] != "assistant" or at < conversation.first:
                     continue
@@ -199,3 +200,11 @@ def _piece(ids: list[int], name: str, task: Task, number: int) -> Experience:
         advantages_T=mask_T.astype(np.float32),
         weights_T=np.zeros(len(ids), np.float32),
     )
+
+
+def _recorded(given: Mapping[str, Any], position: int, images: ImageReader) -> dict[str, Any]:
+    """Return a message as calls are recorded. Raises `ApiError`."""
+    check_message(given, position)
+    message = dict(with_references(given, position, images))
+    check_recorded(message, position)
+    return message

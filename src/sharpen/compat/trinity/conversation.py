@@ -13,6 +13,7 @@ from sharpen.compat.trinity.experience import Answer
 from sharpen.errors import ConfigError
 from sharpen.gateway.history import Canonical, canonical
 from sharpen.gateway.images import decoded, reference
+from sharpen.gateway.protocols.chat import check_recorded
 from sharpen.gateway.requests import ApiError, render_message
 from sharpen.tasks.images import with_images
 from sharpen.types import PROMPT_ROLE, CallStatus, Picture
@@ -60,7 +61,9 @@ def answers_in(
 
 def _canonical(message: Mapping[str, Any], position: int) -> Canonical:
     try:
-        return canonical(render_message(_with_references(message), position))
+        given = _with_references(message)
+        check_recorded(given, position)
+        return canonical(render_message(given))
     except (ApiError, ValueError) as error:
         raise ConfigError(f"the conversation is not one of chat messages: {error}") from error
 

@@ -21,16 +21,15 @@ from sharpen.config.run import RunConfig
 from sharpen.errors import EngineLostError, RolloutError
 from sharpen.execution.auxiliary.models import AuxiliaryMeters
 from sharpen.execution.cluster.engine import first_line
+from sharpen.execution.lost_attempts import HARD_GRACE_S, died_ending, held_ending
 from sharpen.rollout.ending import Ending
 from sharpen.rollout.in_process import Attempt, AttemptRequest
 from sharpen.rollout.models import AUXILIARY
-from sharpen.types import Outcome
 
 log = logging.getLogger("sharpen.rollout")
 
 CROWD_DIVISOR = 8
 """Each time its worker dies, an attempt's crowd limit is divided by this number."""
-HARD_GRACE_S = 10.0
 RESTART_S = 180.0
 """Seconds to wait while no worker is alive."""
 
@@ -116,9 +115,8 @@ class OnWorkers:
                 self._auxiliary.add(result.counts)
                 return result
             if result.alone and not await self._machine_is_lost(worker, result.node):
-                ending = Ending(outcome=result.outcome, error=result.error)
-                started = time.time() - result.seconds
-                return Attempt(ending=ending, counts={}, seconds=result.seconds, started=started, num_answers=None)
+                started, seconds = time.time() - result.seconds, result.seconds
+                return Attempt(ending=result.ending, counts={}, seconds=seconds, started=started, num_answers=None)
             crowd = max(1, crowd // CROWD_DIVISOR)
 
     def close(self) -> None:
@@ -247,19 +245,14 @@ class _LostAttempt:
 
     alone: bool
     node: str
-    outcome: Outcome
-    error: str
+    ending: Ending
     seconds: float
 
     @classmethod
     def of(cls, worker: Worker, error: Exception, *, hung: bool, timeout_s: float, seconds: float) -> _LostAttempt:
-        outcome = Outcome.BLOCKED_LOOP if hung else Outcome.WORKFLOW_ERROR
-        text = (
-            f"held its process past the time limit of {timeout_s:g} s and could not be interrupted: killed"
-            if hung
-            else f"its process died while nothing else ran there: {first_line(error)}"
-        )
-        return cls(alone=worker.load_at_death == 1, node=worker.node, outcome=outcome, error=text, seconds=seconds)
+        died = died_ending(f"died while nothing else ran there: {first_line(error)}")
+        ending = held_ending(timeout_s) if hung else died
+        return cls(alone=worker.load_at_death == 1, node=worker.node, ending=ending, seconds=seconds)
 
 
 async def _await(reference: Any) -> Any:

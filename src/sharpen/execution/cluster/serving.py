@@ -12,28 +12,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sharpen.compat.trinity.imports.stand_in import stands_in
 from sharpen.errors import EngineError, SharpenError
-from sharpen.execution.cluster.attempts import HARD_GRACE_S, RESTART_S, AuxiliaryTotals, OnWorkers, Worker
-from sharpen.execution.cluster.connect import Connection
+from sharpen.execution.cluster.attempts import RESTART_S, AuxiliaryTotals, OnWorkers, Worker
+from sharpen.execution.cluster.connect import Connection, check_ray
 from sharpen.execution.cluster.engine import MAX_RESTARTS, EngineActor, EngineClient, answer, first_line
 from sharpen.execution.cluster.placement import choose, engine_names, fit_widths, needs, num_ranks, single_engine_config
 from sharpen.execution.cluster.ranks import StoredWeights
 from sharpen.execution.cluster.training import rank_starter
 from sharpen.execution.cluster.weights import to_arrays
-from sharpen.execution.cluster.worker import RolloutWorker, Setup, pickled
+from sharpen.execution.cluster.worker import RolloutWorker, Setup
+from sharpen.execution.lost_attempts import HARD_GRACE_S
 from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.probe import sample_probes
 from sharpen.execution.ranks.group import StartRanks
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.sessions import user_functions
+from sharpen.execution.user_code import UserCode
 from sharpen.inference.engine import Engine
 from sharpen.inference.routing import Replicas
 from sharpen.recipe import Job, Recipe
@@ -73,12 +72,15 @@ class RayServing:
         `grace_s` as in `OnWorkers`. Raises `ConfigError` if Ray or its resources are not available, and what
         `local.LocalServing` raises.
         """
+        check_ray()
+        import ray.cloudpickle
+
         quiet_transformers()
         self.folder = job.folder
         config = job.config
         self._alone = not job.recipe.overlaps
         functions = user_functions(job)
-        self._functions = pickled(functions)
+        self._code = UserCode.of(functions, ray.cloudpickle)
         self._published: tuple[int, Any] = (0, None)
         self._generating_s = 0.0
         self._grace_s = grace_s
@@ -155,6 +157,10 @@ class RayServing:
         """See `Serving.probe`."""
         return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=temperature, noise=noise))
 
+    def num_answered(self) -> int:
+        """None is known here: each worker has a gateway of its own."""
+        return 0
+
     def generating_s(self) -> float:
         """See `Serving.generating_s`."""
         self.thread.call(self._read_busy())
@@ -204,9 +210,7 @@ class RayServing:
         setup = ray.put(
             Setup(
                 config=self._config,
-                paths=[os.path.abspath(path) for path in sys.path],
-                functions=self._functions,
-                trinity_imports=stands_in(),
+                code=self._code,
                 policy=tuple(self._clients),
                 auxiliary=auxiliary,
             )

@@ -9,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sharpen.compat.agentscope.console import silent_agents
-from sharpen.compat.trinity.imports.stand_in import stand_in
-from sharpen.config.functions import FILE_MODULE
+from sharpen.config.load import know_secrets
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
-from sharpen.errors import ConfigError
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.cluster.engine import EngineClient
 from sharpen.execution.engines import make_gateway
@@ -26,40 +23,21 @@ from sharpen.execution.model_files import model_folder, quiet_transformers
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.sessions import openers
 from sharpen.execution.threads import let_idle_workers_sleep
+from sharpen.execution.user_code import UserCode
 from sharpen.inference.engine import Engine
 from sharpen.inference.routing import Replicas
-from sharpen.rollout.attempt import UserFunctions
 from sharpen.rollout.in_process import Attempt, AttemptRequest, InProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a worker needs to start. `paths` are the coordinator's import paths, `functions` the `pickled` user
-    functions, `policy` the engines of the trained model, `auxiliary` the engine of each auxiliary model without an
-    endpoint. `trinity_imports`: `import trinity` gives our names."""
+    """What a worker needs to start: the user's functions, the engines of the trained model (`policy`) and the engine of
+    each auxiliary model without an endpoint."""
 
     config: RunConfig
-    paths: Sequence[str]
-    functions: bytes
-    trinity_imports: bool
+    code: UserCode
     policy: Sequence[EngineClient]
     auxiliary: Mapping[str, Sequence[EngineClient]]
-
-
-def pickled(functions: UserFunctions) -> bytes:
-    """Pickle the user's functions for the workers. Raises `ConfigError` if that fails."""
-    import ray.cloudpickle
-
-    for name, module in list(sys.modules.items()):
-        if name.startswith(FILE_MODULE):  # loaded from a file, so workers cannot import it by name
-            ray.cloudpickle.register_pickle_by_value(module)
-    try:
-        return bytes(ray.cloudpickle.dumps(functions))
-    except Exception as error:  # pickling runs code of the user's objects
-        raise ConfigError(
-            f"the workflow or the judge cannot be sent to a rollout worker: {type(error).__name__}: {error}; make what "
-            "cannot be pickled (connections, locks, clients) inside the function"
-        ) from error
 
 
 class RolloutWorker:
@@ -96,24 +74,14 @@ class RolloutWorker:
             engine.version = version
 
     def _start(self, setup: Setup) -> None:
-        import ray.cloudpickle
-
         def load_auxiliary(name: str, model: AuxiliaryModelConfig) -> tuple[Any, Engine]:
             return _tokenizer(model.model_path), _single_engine(setup.auxiliary[name])
 
         let_idle_workers_sleep()
         quiet_transformers()
         os.environ.update(setup.config.rollout.env_vars)
-        sys.path.extend(path for path in setup.paths if path not in sys.path)
-        if setup.trinity_imports:
-            stand_in(shadow=True)
-        try:
-            functions = ray.cloudpickle.loads(setup.functions)
-        except Exception as error:  # unpickling imports the user's modules
-            raise ConfigError(
-                f"the workflow or the judge cannot be loaded in a rollout worker: {type(error).__name__}: {error}; the "
-                "code must be importable on every machine of the cluster (docs/use/ray.md)"
-            ) from error
+        know_secrets(setup.config)
+        functions = setup.code.load()
         self._silence = silent_agents()
         self._silence.__enter__()
         thread = ServingThread()

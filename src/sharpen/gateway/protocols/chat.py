@@ -1,95 +1,89 @@
 """OpenAI's Chat Completions: its requests, answers and stream events.
 
-Nothing is silently ignored: a parameter is honoured, harmless (`HARMLESS`), or refused by name.
+Nothing is silently ignored: a parameter is honoured, harmless (any value is accepted), or refused by name
+(`chat_schema`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sharpen.gateway.answers import Choice, Delta, Head
 from sharpen.gateway.constraints import form_of, schema_of
 from sharpen.gateway.context import Context, sampling_of
+from sharpen.gateway.door import Door, openai_place
 from sharpen.gateway.images import with_references
+from sharpen.gateway.protocols.chat_schema import AnyKnownMessage, AnyMessage, ChatRequest
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import dump
 from sharpen.gateway.requests import (
     EFFORT,
-    MAX_TOP_LOGPROBS,
     MESSAGE_FIELDS,
     ApiError,
     CallRequest,
     Form,
-    boolean,
     effort_of,
     given_fields,
-    integer,
-    model_of,
     render_message,
     short_repr,
 )
 from sharpen.inference.engine import Generation
 from sharpen.types import Sampling
 
-HARMLESS = frozenset(
-    {
-        *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store"),
-        *("user", "verbosity"),
-    }
-)
-"""Parameters accepted without effect: they change neither the prompt nor the distribution."""
-
-HONOURED = frozenset(
-    {
-        *("chat_template_kwargs", "continue_final_message", "logprobs", "max_completion_tokens", "max_tokens"),
-        *("messages", "model", "n", "parallel_tool_calls", "plain_text", "response_format", "return_token_ids"),
-        *("reasoning_effort", "seed", "stop", "stream", "stream_options"),
-        *("temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p"),
-    }
-)
-
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-}
-"""Parameters that change the distribution in ways that are not recorded, with the only accepted values: those without
-effect."""
-
 RESERVED_TEMPLATE_KWARGS = frozenset(
     {"conversation", "messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt"}
     | {"continue_final_message", "return_dict", "sanitize_control_tokens", "return_assistant_tokens_mask"}
 )
-MAX_CHOICES = 128
 DONE = b"data: [DONE]\n\n"
 """Ends every stream of OpenAI's older APIs."""
 
 
+def unknown(name: str) -> ApiError:
+    """Return the error for a field that is not known."""
+    return ApiError(f"Unrecognized or unsupported request argument: {name!r}.", param=name)
+
+
+DOOR = Door(ChatRequest, openai_place, unknown)
+MESSAGE_DOOR, RECORDED_DOOR = Door(AnyMessage, openai_place), Door(AnyKnownMessage, openai_place)
+
+
 def parse_request(body: Any, context: Context) -> tuple[CallRequest, ChatWriter]:
-    """Validate a decoded body. Raises `ApiError`."""
-    given = given_fields(body)
-    _refuse_unknown(given)
-    messages = _messages(given, context)
-    stream = boolean(given, "stream")
-    top_logprobs = integer(given, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
-    logprobs = boolean(given, "logprobs")
+    """Read a decoded body. Raises `ApiError`."""
+    DOOR.check(body)
+    return read_request(given_fields(body), context)
+
+
+def check_message(message: Any, position: int) -> None:
+    """Raise `ApiError` for what is no message of a request."""
+    MESSAGE_DOOR.check(message, "messages", position)
+
+
+def check_recorded(message: Any, position: int) -> None:
+    """Raise `ApiError` for what is no message as it is recorded, whose fields are all known."""
+    RECORDED_DOOR.check(message, "messages", position)
+
+
+def read_request(given: Mapping[str, Any], context: Context) -> tuple[CallRequest, ChatWriter]:
+    """Read the fields of a request that has passed the door. Raises `ApiError` for what does not go together."""
+    messages = [with_references(message, at, context.images) for at, message in enumerate(given["messages"])]
+    rendered = tuple(map(render_message, messages))
+    stream, logprobs = given.get("stream", False), given.get("logprobs", False)
+    top_logprobs = given.get("top_logprobs", 0)
     if top_logprobs and not logprobs:
         raise ApiError("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    rendered = tuple(render_message(message, position, keep_others=True) for position, message in enumerate(messages))
-    plain_text = boolean(given, "plain_text")
+    plain_text = given.get("plain_text", False)
     tools = _tools(given)
     request = CallRequest(
-        model=model_of(given, context.model_name),
+        model=given.get("model", context.model_name),
         other_fields=frozenset(key for message in rendered for key in message if key not in MESSAGE_FIELDS),
         messages=tuple(messages),
         rendered=rendered,
         tools=tools,
         sampling=_sampling(given, context),
-        n=integer(given, "n", 1, 1, MAX_CHOICES),
-        seed=integer(given, "seed", None, -(2**63), 2**63 - 1),
+        n=given.get("n", 1),
+        seed=given.get("seed"),
         top_logprobs=top_logprobs,
         stream=stream,
         plain_text=plain_text,
@@ -100,98 +94,47 @@ def parse_request(body: Any, context: Context) -> tuple[CallRequest, ChatWriter]
     writer = ChatWriter(
         logprobs=logprobs,
         include_usage=_include_usage(given, stream),
-        return_token_ids=boolean(given, "return_token_ids"),
+        return_token_ids=given.get("return_token_ids", False),
         call_index=plain_text,
     )
     return request, writer
 
 
-def _messages(given: Mapping[str, Any], context: Context) -> list[Any]:
-    messages = given.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ApiError("'messages' must be a list with at least one message.", param="messages")
-    return [with_references(message, position, context.images) for position, message in enumerate(messages)]
-
-
-def _refuse_unknown(given: Mapping[str, Any]) -> None:
-    for key, value in given.items():
-        if key in HONOURED or key in HARMLESS:
-            continue
-        if key not in NEUTRAL:
-            raise ApiError(f"Unrecognized or unsupported request argument: {key!r}.", param=key)
-        if value not in NEUTRAL[key]:
-            raise ApiError(f"{key!r} is {short_repr(value)}, which is not supported here.", param=key)
-
-
 def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """Return the tools to render; `tool_choice` "none" hides them."""
-    tools = given.get("tools", [])
-    if not isinstance(tools, list):
-        raise ApiError("'tools' must be a list.", param="tools")
-    names = set()
-    for position, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ApiError(f"'tools[{position}]' must be a function with a name.", param=f"tools[{position}]")
-        names.add(function["name"])
-    choice = given.get("tool_choice", "auto")
+    tools, choice = given.get("tools", []), given.get("tool_choice", "auto")
     if choice == "none":
         return ()
-    if _allowed(choice, list(names)) is not None:
-        return tuple(tools)
-    if choice not in ("auto", "required"):
-        function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or name not in names:
-            raise ApiError(
-                f"'tool_choice' is {short_repr(choice)}; it must be 'none', 'auto', 'required' or one of 'tools'.",
-                param="tool_choice",
-            )
-    elif choice == "required" and not tools:
+    if choice == "required" and not tools:
         raise ApiError("'tool_choice' is 'required' but there are no 'tools'.", param="tool_choice")
+    if isinstance(choice, dict):
+        offered = {tool["function"]["name"] for tool in tools}
+        chosen = choice["allowed_tools"]["tools"] if choice["type"] == "allowed_tools" else [choice]
+        for name in (tool["function"]["name"] for tool in chosen):
+            if name not in offered:
+                raise ApiError(
+                    f"'tool_choice' is {short_repr(choice)}; {short_repr(name)} is none of 'tools'.",
+                    param="tool_choice",
+                )
     return tuple(tools)
 
 
-def _allowed(choice: Any, offered: Collection[Any]) -> list[str] | None:
-    """Return the tools of which a choice of the type "allowed_tools" requires one: none if it requires no call. None
-    for another choice. Raises `ApiError` for tools that are not `offered`."""
-    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
-        return None
-    given = choice.get("allowed_tools")
-    allowed = given if isinstance(given, dict) else {}
-    tools = allowed.get("tools")
-    functions = (
-        [tool.get("function") if isinstance(tool, dict) else None for tool in tools] if isinstance(tools, list) else []
-    )
-    names = [function.get("name") for function in functions if isinstance(function, dict)]
-    if not names or allowed.get("mode") not in ("auto", "required") or not all(name in offered for name in names):
-        raise ApiError(
-            "'tool_choice.allowed_tools' must have a 'mode' ('auto' or 'required'), and functions of 'tools' in its "
-            "'tools'.",
-            param="tool_choice",
-        )
-    return [str(name) for name in names] if allowed["mode"] == "required" else []
-
-
 def _form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form | None:
-    schema, strict = schema_of(given.get("response_format", {"type": "text"}), "response_format")
-    choice = given.get("tool_choice")
-    named = _allowed(choice, [tool["function"]["name"] for tool in tools]) if tools else None
-    called: list[str] | None = None
-    if tools and choice == "required":
-        called = []
-    elif tools and named is not None:
-        called = named or None
-    elif tools and isinstance(choice, dict):
+    schema, strict = schema_of(given.get("response_format"))
+    choice = given.get("tool_choice", "auto") if tools else "auto"
+    called: list[str] | None = [] if choice == "required" else None
+    if isinstance(choice, dict) and choice["type"] == "function":
         called = [choice["function"]["name"]]
-    boolean(given, "parallel_tool_calls")
+    elif isinstance(choice, dict) and choice["allowed_tools"]["mode"] == "required":
+        called = [tool["function"]["name"] for tool in choice["allowed_tools"]["tools"]]
+    named = isinstance(choice, dict) and choice["type"] == "function"
     return form_of(
         ("response_format", "tool_choice", "tools"),
         schema=schema,
         strict=strict,
-        strict_tools=[tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True],
+        strict_tools=[tool["function"]["name"] for tool in tools if tool["function"].get("strict")],
         called=called,
-        single=(bool(called) and named is None) or given.get("parallel_tool_calls") is False,
+        single=named or given.get("parallel_tool_calls") is False,
     )
 
 
@@ -209,29 +152,24 @@ def _include_usage(given: Mapping[str, Any], stream: bool) -> bool:
         return False
     if not stream:
         raise ApiError("'stream_options' needs 'stream': true.", param="stream_options")
-    unknown = set(options) - {"include_usage", "include_obfuscation"} if isinstance(options, dict) else {"?"}
-    if unknown:
-        raise ApiError("'stream_options' must be an object with 'include_usage'.", param="stream_options")
-    return boolean(options, "include_usage")
+    return bool(options.get("include_usage"))
 
 
-def _continue_final(given: Mapping[str, Any], messages: list[Any]) -> bool:
-    wanted = boolean(given, "continue_final_message")
-    if wanted and not (isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"):
+def _continue_final(given: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> bool:
+    wanted = given.get("continue_final_message", False)
+    if wanted and messages[-1]["role"] != "assistant":
         raise ApiError(
             "'continue_final_message' needs an assistant message at the end.", param="continue_final_message"
         )
-    return wanted
+    return bool(wanted)
 
 
 def _template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
     kwargs = given.get("chat_template_kwargs", {})
-    if not isinstance(kwargs, dict):
-        raise ApiError("'chat_template_kwargs' must be an object.", param="chat_template_kwargs")
     reserved = sorted(RESERVED_TEMPLATE_KWARGS & set(kwargs))
     if reserved:
         raise ApiError(f"'chat_template_kwargs' may not set {reserved}.", param="chat_template_kwargs")
-    return {**effort_of(given.get(EFFORT), EFFORT), **kwargs}
+    return {**effort_of(given.get(EFFORT)), **kwargs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

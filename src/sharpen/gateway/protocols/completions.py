@@ -15,66 +15,44 @@ from typing import Any
 
 from sharpen.gateway.answers import Choice, Delta, Head
 from sharpen.gateway.context import Context
+from sharpen.gateway.door import Door, openai_place
 from sharpen.gateway.protocols import chat
+from sharpen.gateway.protocols.completions_schema import CompletionRequest
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, CallRequest, given_fields, short_repr
 from sharpen.inference.engine import Generation
 
-SHARED = frozenset(
-    {
-        *("frequency_penalty", "logit_bias", "max_tokens", "metadata", "model", "n", "presence_penalty"),
-        *("return_token_ids", "seed", "stop", "store", "stream", "stream_options", "temperature", "top_k", "top_p"),
-        "user",
-    }
-)
-"""Parameters with the same name and meaning as in chat completions, where they are validated."""
-MAX_LOGPROBS = 5
-MAX_ID = 2**31 - 1
+DOOR = Door(CompletionRequest, openai_place, chat.unknown)
 
 
 def parse_request(body: Any, context: Context) -> tuple[CallRequest, CompletionsWriter]:
-    """Validate a decoded body. Raises `ApiError`."""
+    """Read a decoded body. Raises `ApiError`."""
+    DOOR.check(body)
     given = given_fields(body)
-    prompt = _prompt(given.pop("prompt", None))
-    logprobs = _logprobs_wanted(given.pop("logprobs", None))
-    best_of, num = given.pop("best_of", None), given.get("n", 1)
+    prompt, logprobs = _prompt(given.pop("prompt")), given.pop("logprobs", None)
+    best_of, num = given.get("best_of"), given.get("n", 1)
     if best_of is not None and best_of != num:
         raise ApiError(f"'best_of' is {short_repr(best_of)}; it must equal 'n' ({short_repr(num)}).", param="best_of")
-    if given.pop("echo", False) is not False:
-        raise ApiError("'echo' is not supported: the prompt is the request's own.", param="echo")
-    if given.pop("suffix", "") != "":
-        raise ApiError("'suffix' is not supported: text is continued, not filled in.", param="suffix")
-    for key in given.keys() - SHARED:
-        raise ApiError(f"Unrecognized or unsupported request argument: {key!r}.", param=key)
     as_chat = {**given, "messages": [{"role": "user", "content": ""}], "logprobs": logprobs is not None}
-    request, writer = chat.parse_request({**as_chat, "top_logprobs": logprobs or 0}, context)
+    request, writer = chat.read_request({**as_chat, "top_logprobs": logprobs or 0}, context)
     return replace(request, messages=(), rendered=(), prompt=prompt, plain_text=True), CompletionsWriter(
         logprobs=writer.logprobs, include_usage=writer.include_usage, return_token_ids=writer.return_token_ids
     )
 
 
-def _prompt(given: Any) -> str | tuple[int, ...]:
+def _prompt(given: str | list[Any]) -> str | tuple[int, ...]:
     """A text, or token ids. A list with one prompt is that prompt."""
-    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
-        given = given[0]
     if isinstance(given, str):
         return given
-    if isinstance(given, list) and given and all(type(item) is int and 0 <= item <= MAX_ID for item in given):
+    if given and isinstance(given[0], int):
         return tuple(given)
-    several = isinstance(given, list) and len(given) > 1 and all(isinstance(item, str | list) for item in given)
-    what = f"{len(given)} prompts" if several else short_repr(given)
-    raise ApiError(
-        f"'prompt' is {what}; it must be one prompt, a string or a list of token ids (several: send a request each).",
-        param="prompt",
-    )
-
-
-def _logprobs_wanted(given: Any) -> int | None:
-    if given is None or (type(given) is int and 0 <= given <= MAX_LOGPROBS):
-        return given
-    raise ApiError(
-        f"'logprobs' is {short_repr(given)}; it must be an integer from 0 to {MAX_LOGPROBS}.", param="logprobs"
-    )
+    if len(given) != 1:
+        raise ApiError(
+            f"'prompt' has {len(given)} prompts; it must be one, a string or a list of token ids (several: send a "
+            "request each).",
+            param="prompt",
+        )
+    return given[0] if isinstance(given[0], str) else tuple(given[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

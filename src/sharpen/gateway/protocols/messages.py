@@ -24,120 +24,82 @@ from typing import Any
 from sharpen.gateway.answers import Choice, Delta, Head
 from sharpen.gateway.constraints import form_of
 from sharpen.gateway.context import Context, sampling_of
+from sharpen.gateway.door import Door, anthropic_place
 from sharpen.gateway.images import ImageReader
+from sharpen.gateway.protocols.messages_schema import Asked, BetaMessagesRequest, CountRequest, MessagesRequest
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import NO_THREADS, anthropic_error, dump
-from sharpen.gateway.requests import (
-    ApiError,
-    CallRequest,
-    Form,
-    boolean,
-    given_fields,
-    integer,
-    model_of,
-    render_message,
-    short_repr,
-)
+from sharpen.gateway.requests import ApiError, CallRequest, Form, given_fields, render_message, short_repr
 
-HONOURED = frozenset(
-    {
-        *("max_tokens", "messages", "model", "stop_sequences", "stream", "system", "temperature", "thinking"),
-        *("tool_choice", "tools", "top_k", "top_p"),
-    }
-)
-HARMLESS = frozenset(
-    {
-        *("cache_control", "context_management", "inference_geo", "metadata", "output_config", "service_tier", "speed"),
-    }
-)
-REFUSED = frozenset({"container", "mcp_servers", "thread"})
-"""What this server does not run; null or empty is accepted."""
 NO_EFFECT = "a request of Anthropic's has no effect here in its field"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
+def _unknown(name: str) -> ApiError:
+    return ApiError(f"{name}: Extra inputs are not permitted", param=name)
+
+
+DOOR = Door(MessagesRequest, anthropic_place, _unknown)
+BETA_DOOR, COUNT_DOOR = Door(BetaMessagesRequest, anthropic_place), Door(CountRequest, anthropic_place)
+
+
 def parse_request(body: Any, context: Context) -> tuple[CallRequest, MessagesWriter]:
-    """Validate a decoded body. Raises `ApiError`."""
+    """Read a decoded body. Raises `ApiError`."""
+    if isinstance(body, dict) and body.get("thread"):
+        raise ApiError("thread: conversations are not kept here; send all messages.", param="thread", code=NO_THREADS)
+    (BETA_DOOR if context.beta else DOOR).check(body)
     given = given_fields(body)
-    _refuse_unknown(given, beta=context.beta)
-    if "max_tokens" not in given:
-        raise ApiError("max_tokens: Field required", param="max_tokens")
-    request = _request(given, context)
-    return request, MessagesWriter(thinking=_thinking(given))
+    thinking = given.get("thinking", {"type": "disabled"})
+    return _request(given, context), MessagesWriter(thinking=thinking["type"] != "disabled")
 
 
 def parse_count(body: Any, context: Context) -> tuple[CallRequest, MessagesWriter]:
-    """Validate the decoded body of a request to count the tokens of its prompt. Raises `ApiError`."""
-    given = given_fields(body)
-    return _request(given, context), MessagesWriter(thinking=False)
+    """Read the decoded body of a request to count the tokens of its prompt. Raises `ApiError`."""
+    COUNT_DOOR.check(body)
+    return _request(given_fields(body), context), MessagesWriter(thinking=False)
 
 
 def _request(given: Mapping[str, Any], context: Context) -> CallRequest:
     messages = _messages(given, context.images)
     tools, notes = _tools(given)
-    integer(given, "max_tokens", 1, 1, 2**31 - 1)
     return CallRequest(
-        model=model_of(given, context.model_name),
+        model=given.get("model", context.model_name),
         messages=tuple(messages),
-        rendered=tuple(render_message(message, place) for place, message in enumerate(messages)),
+        rendered=tuple(map(render_message, messages)),
         tools=tools,
-        sampling=sampling_of(given, context, stop="stop_sequences", max_temperature=1.0),
-        stream=boolean(given, "stream"),
+        sampling=sampling_of(given, context, stop="stop_sequences"),
+        stream=given.get("stream", False),
         continue_final=messages[-1]["role"] == "assistant",
         form=_form(given, tools),
-        notes=(*notes, *(f"{NO_EFFECT} {short_repr(key)}" for key in given if not _is_known(key))),
+        notes=(*notes, *(f"{NO_EFFECT} {short_repr(key)}" for key in given if key not in Asked.__annotations__)),
     )
-
-
-def _is_known(field: str) -> bool:
-    return field in HONOURED or field in HARMLESS or field in REFUSED
-
-
-def _refuse_unknown(given: Mapping[str, Any], *, beta: bool) -> None:
-    if given.get("thread"):
-        raise ApiError("thread: conversations are not kept here; send all messages.", param="thread", code=NO_THREADS)
-    for key, value in given.items():
-        if not _is_known(key) and not beta:
-            raise ApiError(f"{key}: Extra inputs are not permitted", param=key)
-        if key in REFUSED and value:
-            raise ApiError(f"{key}: not supported here; this server runs no tools of its own.", param=key)
 
 
 def _messages(given: Mapping[str, Any], images: ImageReader) -> list[dict[str, Any]]:
     """Return the conversation as chat completions have it, the system prompt first."""
-    said = given.get("messages")
-    if not isinstance(said, list) or not said:
-        raise ApiError("messages: a list with at least one message is required", param="messages")
-    messages = []
+    messages: list[dict[str, Any]] = []
     if "system" in given:
-        messages.append({"role": "system", "content": _texts(given["system"], "system")})
-    for place, message in enumerate(said):
-        where = f"messages.{place}"
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in ("user", "assistant", "system"):
-            raise ApiError(f"{where}.role: {short_repr(role)} is not 'user' or 'assistant'", param=where)
-        content = message.get("content")
-        if isinstance(content, str):
-            content = [{"type": "text", "text": content}]
-        if not isinstance(content, list) or not content or not all(isinstance(block, dict) for block in content):
-            raise ApiError(f"{where}.content: a string or a list of blocks is required, not empty", param=where)
-        messages += [_assistant(content, where)] if role == "assistant" else _turn(role, content, where, images)
+        messages.append({"role": "system", "content": _joined(_blocks_of(given["system"]))})
+    for place, message in enumerate(given["messages"]):
+        blocks = _blocks_of(message["content"])
+        if message["role"] == "assistant":
+            messages.append(_assistant(blocks))
+        else:
+            messages += _turn(message["role"], blocks, f"messages.{place}", images)
     return messages
 
 
-def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
-    texts, thoughts, calls = [], [], []
-    for place, block in enumerate(blocks):
-        at, kind = f"{where}.content.{place}", block.get("type")
-        if kind == "text":
-            texts.append(_string(block, "text", at))
-        elif kind == "thinking":
-            thoughts.append(_string(block, "thinking", at))
-        elif kind == "tool_use":
-            calls.append(_tool_use(block, at))
-        else:
-            raise _refused_block(kind, at)
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+def _blocks_of(content: Any) -> Sequence[Mapping[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": "".join(block["text"] for block in blocks if block["type"] == "text"),
+    }
+    thoughts = [block["thinking"] for block in blocks if block["type"] == "thinking"]
+    calls = [_tool_use(block) for block in blocks if block["type"] == "tool_use"]
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
     if calls:
@@ -145,59 +107,40 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any
     return message
 
 
-def _tool_use(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    arguments = block.get("input")
-    if not isinstance(arguments, dict):
-        raise ApiError(f"{where}.input: an object is required", param=where)
-    function = {"name": _string(block, "name", where), "arguments": json.dumps(arguments, ensure_ascii=False)}
-    return {"id": _string(block, "id", where), "type": "function", "function": function}
+def _tool_use(block: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)}
+    return {"id": block["id"], "type": "function", "function": function}
 
 
 def _turn(role: str, blocks: Sequence[Mapping[str, Any]], where: str, images: ImageReader) -> Iterator[dict[str, Any]]:
     """Yield what a message of the user's says: a message for each tool result, and one for what is between them."""
     said: list[dict[str, Any]] = []
     for place, block in enumerate(blocks):
-        at, kind = f"{where}.content.{place}", block.get("type")
-        if kind == "text" or (kind == "image" and role == "user"):
+        at = f"{where}.content.{place}"
+        if block["type"] != "tool_result":
             said.append(_part(block, at, images))
-        elif kind == "tool_result" and role == "user":
-            if said:
-                yield {"role": role, "content": _joined(said)}
-                said = []
-            yield _tool_result(block, at, images)
-        else:
-            raise _refused_block(kind, at)
+            continue
+        if said:
+            yield {"role": role, "content": _joined(said)}
+            said = []
+        yield _tool_result(block, at, images)
     if said:
         yield {"role": role, "content": _joined(said)}
 
 
 def _tool_result(block: Mapping[str, Any], where: str, images: ImageReader) -> dict[str, Any]:
-    given = block.get("content", "")
-    blocks = given if isinstance(given, list) else [{"type": "text", "text": given}]
-    parts = []
-    for place, one in enumerate(blocks):
-        kind = one.get("type") if isinstance(one, dict) else type(one).__name__
-        if kind not in ("text", "image"):
-            raise _refused_block(kind, f"{where}.content.{place}")
-        parts.append(_part(one, f"{where}.content.{place}", images))
-    content = _joined(parts)
-    if boolean(block, "is_error"):
+    blocks = _blocks_of(block.get("content") or "")
+    content = _joined([_part(one, f"{where}.content.{place}", images) for place, one in enumerate(blocks)])
+    if block.get("is_error"):
         content = f"Error: {content}" if isinstance(content, str) else [{"type": "text", "text": "Error: "}, *content]
-    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": content}
+    return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
 
 
 def _part(block: Mapping[str, Any], where: str, images: ImageReader) -> dict[str, Any]:
     """Return a block of text or an image as a part of a message of chat completions."""
     if block["type"] == "text":
-        return {"type": "text", "text": _string(block, "text", where)}
-    source = block.get("source")
-    kind = source.get("type") if isinstance(source, dict) else None
-    if not isinstance(source, dict) or kind != "base64":
-        raise ApiError(
-            f"{where}.source: {short_repr(kind)} is not 'base64': images are not fetched here, nor are files kept",
-            param=where,
-        )
-    return images.from_base64(source.get("data"), f"{where}.source.data")
+        return {"type": "text", "text": block["text"]}
+    return images.from_base64(block["source"]["data"], f"{where}.source.data")
 
 
 def _joined(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
@@ -213,94 +156,46 @@ def _joined(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
     return str(joined[0]["text"]) if len(joined) == 1 and joined[0]["type"] == "text" else joined
 
 
-def _texts(content: Any, where: str) -> str:
-    """Return a string, or the texts of a list of blocks, one below the other."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ApiError(f"{where}: a string or a list of text blocks is required", param=where)
-    texts = []
-    for place, block in enumerate(content):
-        kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-        if kind != "text":
-            raise _refused_block(kind, f"{where}.{place}")
-        texts.append(_string(block, "text", f"{where}.{place}"))
-    return "\n".join(texts)
-
-
-def _string(block: Mapping[str, Any], name: str, where: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise ApiError(f"{where}.{name}: a string is required, not {short_repr(value)}", param=where)
-    return value
-
-
-def _refused_block(kind: Any, where: str) -> ApiError:
-    return ApiError(f"{where}: blocks of type {short_repr(kind)} are not supported here", param=where)
-
-
 def _tools(given: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
     """Return the tools to render, and notes on those left out. `tool_choice` "none" hides all."""
     tools: list[dict[str, Any]] = []
     left_out: list[str] = []
-    given_tools = given.get("tools", [])
-    if not isinstance(given_tools, list) or not all(isinstance(tool, dict) for tool in given_tools):
-        raise ApiError("tools: a list of objects is required", param="tools")
-    for place, tool in enumerate(given_tools):
-        name = _string(tool, "name", f"tools.{place}")
-        schema = tool.get("input_schema")
+    for place, tool in enumerate(given.get("tools", [])):
+        name, schema = tool["name"], tool.get("input_schema")
         if schema is None and tool.get("type") not in (None, "custom"):
             left_out.append(f"tool {name!r} of type {short_repr(tool['type'])} is left out: the model knows none such")
             continue
-        if not isinstance(schema, dict):
+        if schema is None:
             raise ApiError(f"tools.{place}.input_schema: an object is required", param="tools")
         function: dict[str, Any] = {"name": name, "parameters": schema}
-        if isinstance(tool.get("description"), str):
+        if tool.get("description") is not None:
             function["description"] = tool["description"]
         tools.append({"type": "function", "function": function})
-    hidden = _tool_choice(given, {tool["function"]["name"] for tool in tools}) == "none"
+    _check_choice(given.get("tool_choice", {"type": "auto"}), {tool["function"]["name"] for tool in tools})
+    hidden = given.get("tool_choice", {}).get("type") == "none"
     return (() if hidden else tuple(tools)), tuple(left_out)
 
 
-def _tool_choice(given: Mapping[str, Any], names: set[str]) -> str:
-    choice = given.get("tool_choice", {"type": "auto"})
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind not in ("auto", "any", "tool", "none"):
-        raise ApiError(f"tool_choice.type: {short_repr(kind)} is not auto, any, tool or none", param="tool_choice")
-    if kind == "tool" and choice.get("name") not in list(names):
-        raise ApiError(f"tool_choice.name: there is no tool {short_repr(choice.get('name'))}", param="tool_choice")
-    if kind == "any" and not names:
+def _check_choice(choice: Mapping[str, Any], names: set[str]) -> None:
+    if choice["type"] == "tool" and choice["name"] not in names:
+        raise ApiError(f"tool_choice.name: there is no tool {short_repr(choice['name'])}", param="tool_choice")
+    if choice["type"] == "any" and not names:
         raise ApiError("tool_choice.type: 'any' needs tools", param="tool_choice")
-    return str(kind)
 
 
 def _form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form | None:
-    output = given.get("output_config", {})
-    form = output.get("format") if isinstance(output, dict) else output
-    schema = form.get("schema") if isinstance(form, dict) and form.get("type") == "json_schema" else None
-    if form is not None and not isinstance(schema, dict):
-        raise ApiError(
-            "output_config.format: the type 'json_schema' with an object 'schema' is required", param="output_config"
-        )
+    form = given.get("output_config", {}).get("format")
     choice, called = given.get("tool_choice", {}), None
     if tools and choice.get("type") in ("any", "tool"):
         called = [choice["name"]] if choice["type"] == "tool" else []
     return form_of(
         ("output_config", "tool_choice", "tools"),
-        schema=schema,
+        schema=None if form is None else form["schema"],
         strict=True,
-        strict_tools=[tool["name"] for tool in given.get("tools", []) if tools and boolean(tool, "strict")],
+        strict_tools=[tool["name"] for tool in given.get("tools", []) if tools and tool.get("strict")],
         called=called,
-        single=bool(called) or boolean(choice, "disable_parallel_tool_use"),
+        single=bool(called) or choice.get("disable_parallel_tool_use", False) is True,
     )
-
-
-def _thinking(given: Mapping[str, Any]) -> bool:
-    thinking = given.get("thinking", {"type": "disabled"})
-    kind = thinking.get("type") if isinstance(thinking, dict) else None
-    if kind not in ("enabled", "disabled", "adaptive"):
-        raise ApiError(f"thinking.type: {short_repr(kind)} is not enabled, disabled or adaptive", param="thinking")
-    return str(kind) != "disabled"
 
 
 class MessagesWriter:
