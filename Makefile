@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models fuzz-gateway soak docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models test-postgres fuzz-gateway test-fuzz-gateway soak docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -135,14 +135,24 @@ test-view: .venv/installed .venv/node/installed
 test-as-it-is: .venv-agentscope1/installed
 	PYTHONPATH=tests/sessions .venv-agentscope1/bin/python -m pytest -p all_or_nothing --all-of tests/as_it_is -m as_it_is tests/as_it_is
 
+# The exchange in a real PostgreSQL, Debian's package, on a socket in a temporary folder: what a folder passes, and more.
+POSTGRES_TESTS = tests/postgres tests/exchange tests/end_to_end/test_two_processes.py
+test-postgres: .venv/installed
+	command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { apt-get update --quiet --quiet; apt-get install --quiet --yes --no-install-recommends postgresql; }
+	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/postgres -m postgres $(POSTGRES_TESTS)
+
 # Every family of the table of models, each with a tiny random checkpoint.
 test-models: .venv/installed
 	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/models -m models tests/models
 
-# Requests of all kinds against the gateway over HTTP, 100,000 unless told otherwise; 10,000 take about two minutes.
+# Requests of all kinds against the gateway over HTTP, 100,000 unless told otherwise; 10,000 take about two minutes. How
+# long a healthy client waits meanwhile is judged here, and not in CI, where others use the same processors.
 REQUESTS ?= 100000
 fuzz-gateway: .venv/installed
-	PYTHONPATH=tests/gateway $(BIN)/python tests/gateway/fuzz_gateway.py --requests $(REQUESTS) --seed $(SEED)
+	PYTHONPATH=tests/gateway $(BIN)/python tests/gateway/fuzz_gateway.py --requests $(REQUESTS) --seed $(SEED) --latency
+
+test-fuzz-gateway: .venv/installed
+	PYTHONPATH=tests/gateway $(BIN)/python tests/gateway/fuzz_gateway.py --requests 10000
 
 # Rollouts of a toy model with failures of every kind, in process and over HTTP, and what grows meanwhile: memory, files,
 # threads, run.db. Twice 10,000 unless told otherwise, which is less than an hour; ROLLOUTS=200000 is for a night.

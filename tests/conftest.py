@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -95,6 +95,15 @@ def toy_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bare_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A toy model without a chat template; read only."""
     return make_toy_model(tmp_path_factory.mktemp("bare_model"), template=None)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The address of an empty database of a server that runs for this session (marker `postgres`)."""
+    from postgres_server import running_server
+
+    with running_server() as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fuzz_gateway import BROKEN, Attack, fuzz
+from fuzz_gateway import BROKEN, Attack, Target, fuzz
 
 
 def test_a_short_attack(serve: Any) -> None:
-    attack = Attack(serve("hi").gateway)
+    attack = Attack(Target(serve("hi").gateway))
     fuzz(attack, 40, 0)
     attack.close()
     assert attack.errors == []
@@ -21,7 +21,7 @@ def test_a_failure_of_ours_is_seen(serve: Any) -> None:
     def broken(request: Any) -> Any:
         raise RuntimeError("ours")
 
-    attack = Attack(serve(broken).gateway)
+    attack = Attack(Target(serve(broken).gateway))
     fuzz(attack, 40, 0)
     attack.close()
     assert any("500" in error for error in attack.errors)

@@ -249,16 +249,18 @@ def post(session: Any, path: str = "chat/completions") -> httpx.Response:
     return httpx.post(f"{session.model.base_url}/{path}", content=BODY, headers=headers, timeout=PATIENCE_S)
 
 
-def test_a_client_that_asked_twice_and_hangs_up_aborts_what_it_asked(serve: Any) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_client_that_asked_twice_and_hangs_up_aborts_what_it_asked(serve: Any, at_once: bool) -> None:
     """Red without `HttpProtocol._answered`: the first call went on until its answer was sampled. Red as well if reading
-    stays paused: the hang-up itself went unnoticed."""
+    stays paused after the second: the hang-up itself went unnoticed."""
     served = serve("hi")
     served.serving.call(served.engine.hold)
     session = served.open()
     request = head(session, b"content-length: %d" % len(BODY)) + b"\r\n\r\n" + BODY
     with socket.create_connection(address(session), timeout=PATIENCE_S) as client:
-        client.sendall(request * 2)
+        client.sendall(request * (2 if at_once else 1))
         assert served.engine.waiting.acquire(timeout=PATIENCE_S)
+        client.sendall(b"" if at_once else request)
     eventually(lambda: served.engine.cancelled == 1)
     assert [call.status for call in session.close()] == [CallStatus.ABANDONED]
 

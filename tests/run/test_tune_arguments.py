@@ -52,6 +52,7 @@ def arguments(tmp_path, toy_model_dir, toy_dataset):
         ({"settings": {"rollout.timeout": 3}}, ConfigError, ["rollout.timeout", "timeout_s"]),
         ({"settings": {"model.top_p": 0.9}}, ConfigError, ["top_p is 0.9"]),
         ({"settings": {"model.temperature": 0}}, ConfigError, ["temperature is 0"]),
+        ({"settings": {"model.temperature": 0.001}}, ConfigError, ["temperature is 0.001", "0.01 at least"]),
         ({"config_path": "no.yaml"}, ConfigError, ["no.yaml"]),
     ],
 )

@@ -143,8 +143,8 @@ def _not_recomputed(rules: Rules) -> tuple[str, ...]:
 
 
 def read_resolved(path: Path) -> RunConfig:
-    """Read the configuration that a run wrote into `resolved.json`. Raises `ConfigError` if this version of Sharpen no
-    longer has one of its settings."""
+    """Read the configuration that a run wrote into `resolved.json`. Raises `ConfigError` if it is damaged, or if this
+    version of Sharpen no longer has one of its settings."""
     tree: dict[str, Any] = {}
     try:
         for key, value in recorded_settings(json.loads(path.read_text(encoding="utf-8"))).items():

@@ -69,7 +69,9 @@ def lines(run_dir: Path, data: RolloutRunData | RowRunData, findings: tuple[Find
 
 def _reward_lines(run_dir: Path, data: RolloutRunData) -> Iterator[str]:
     """Yield a line on the steps and the reward, and one on the evaluation if there was one."""
+    from sharpen.cli.list_runs import measured
     from sharpen.diagnose.series import early_mean, late_mean
+    from sharpen.view.files import read_json
 
     rewards = data.values("reward/mean")
     early, late = early_mean(rewards), late_mean(rewards)
@@ -78,20 +80,12 @@ def _reward_lines(run_dir: Path, data: RolloutRunData) -> Iterator[str]:
     else:
         highest = f", highest {data.reward.peak:.3f}" if data.reward else ""
         yield f"{len(data.rows)} steps, mean reward {early:.3f} -> {late:.3f} (first and last steps){highest}"
-    before, after = (_greedy(run_dir, when) for when in ("before", "after"))
+    path = run_dir / "summary.json"
+    summary, problems = read_json(path) if path.exists() else ({}, [])
+    yield from problems
+    before, after = (measured(summary, when, "greedy") for when in ("before", "after"))
     if before is not None and after is not None:
         yield f"held-out tasks, greedy: {before:.3f} -> {after:.3f}"
-
-
-def _greedy(run_dir: Path, when: str) -> float | None:
-    """Return the greedy accuracy of the run's summary; None if there is none, or the file is damaged."""
-    from sharpen.view.files import read_json
-
-    try:
-        accuracy = read_json(run_dir / "summary.json")[0][when]["greedy"]["accuracy"]
-    except (KeyError, TypeError):
-        return None
-    return float(accuracy) if isinstance(accuracy, int | float) else None
 
 
 def _loss_lines(data: RowRunData) -> Iterator[str]:

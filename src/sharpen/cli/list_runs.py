@@ -71,9 +71,10 @@ def describe_run(run_dir: Path) -> RunLine:
     """Read what a run directory says about itself."""
     from sharpen.run.found import last_written
     from sharpen.run.lock import is_working
+    from sharpen.view.files import read_json
 
-    settings = {name: _object(found).get("value") for name, found in _read(run_dir / "resolved.json").items()}
-    summary = _read(run_dir / "summary.json")
+    settings = {name: _object(found).get("value") for name, found in read_json(run_dir / "resolved.json")[0].items()}
+    summary = read_json(run_dir / "summary.json")[0]
     verdict = _object(summary.get("verdict"))
     mode = str(settings.get("evaluation.decided_by") or "sampled")
     working = is_working(run_dir)
@@ -84,20 +85,11 @@ def describe_run(run_dir: Path) -> RunLine:
         step=_last_step(run_dir / "metrics.jsonl"),
         model=_text(settings.get("model.model_path")),
         algorithm=_text(settings.get("algorithm.algorithm_type")),
-        before=_result(summary, "before", mode),
-        after=_result(summary, "after", mode),
+        before=measured(summary, "before", mode),
+        after=measured(summary, "after", mode),
         verdict=None if working else _text(verdict.get("kind")),
         written=last_written(run_dir),
     )
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    """Read a JSON object; an empty one if it is missing or damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return _object(content)
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -127,7 +119,9 @@ def _last_step(metrics: Path) -> int | None:
     return None
 
 
-def _result(summary: Mapping[str, Any], when: str, mode: str) -> float | None:
+def measured(summary: Mapping[str, Any], when: str, mode: str) -> float | None:
+    """Return what a summary says of the held-out tasks `before` or `after`: the accuracy in a mode, or the loss of a
+    run without rollouts; None if it says nothing."""
     found = _object(_object(summary.get(when)).get(mode)).get("accuracy")
     if found is None:
         found = _object(_object(summary.get("held_out")).get(when)).get("loss")

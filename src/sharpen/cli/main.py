@@ -11,6 +11,8 @@ import argparse
 import errno
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,8 @@ from sharpen.cli.view import add_view, run_view
 from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError, SharpenError
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+END_S = 30.0
+"""How long threads of the agent's code may go on after the last line."""
 _BAD_INPUT = (ConfigError, DatasetError, ModelError, SamplingError)
 _WRONG_PATH = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
@@ -113,6 +117,21 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Run] | None =
         return BAD_INPUT
 
 
+def entry() -> int:
+    """Run `main`. A thread that the agent's code has left running does not keep the process alive for ever."""
+    code = main()
+    threading.Thread(target=_end_anyway, args=(code,), name="sharpen-end", daemon=True).start()
+    return code
+
+
+def _end_anyway(code: int) -> None:
+    """End the process, if it has not ended by itself after a while."""
+    time.sleep(END_S)
+    names = [one.name for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    _print_error(f"sharpen: ended without these threads, which the agent's code left running: {', '.join(names)}")
+    os._exit(code)
+
+
 def _is_named(error: OSError, arguments: argparse.Namespace) -> bool:
     """Whether an argument names the path that an error is about, or one below it: all others are not the user's, and
     need their traceback."""
@@ -170,4 +189,4 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry())

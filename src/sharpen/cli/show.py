@@ -12,7 +12,7 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from sharpen.cli.arguments import add_json, add_run, count, print_json, run_of
 from sharpen.cli.page import Page, open_console
@@ -197,9 +197,11 @@ def _number_name(run_dir: Path) -> str:
     those of its tokens."""
     from sharpen.algorithm.advantages import ADVANTAGES
     from sharpen.algorithm.presets import PRESETS
+    from sharpen.view.files import read_brief
 
-    preset = PRESETS.get(str(_setting(run_dir, "algorithm.algorithm_type")))
-    name = _setting(run_dir, "loss.advantage") or (preset.advantage if preset is not None else None)
+    files = read_brief(run_dir)
+    preset = PRESETS.get(str(files.setting("algorithm.algorithm_type")))
+    name = files.setting("loss.advantage") or (preset.advantage if preset is not None else None)
     if not isinstance(name, str):
         return "advantage"
     critic = name in ADVANTAGES and ADVANTAGES[name].of_tokens is not None
@@ -208,19 +210,13 @@ def _number_name(run_dir: Path) -> str:
     return "advantage without the teacher's" if preset is not None and preset.needs_teacher else "advantage"
 
 
-def _setting(run_dir: Path, name: str) -> Any:
-    """Return the value of a setting of the run; None if it is not recorded, or its file is damaged."""
-    from sharpen.view.files import read_json
-
-    entry = read_json(run_dir / "resolved.json")[0].get(name)
-    return entry.get("value") if isinstance(entry, dict) else None
-
-
 def _decoder(console: Console, run_dir: Path) -> Decode | None:
     """Return a function from ids to text, with the tokenizer of the latest checkpoint, else of the model before
     training; None if there is no tokenizer, as in a recording that names no model."""
     from sharpen.execution.model_files import model_folder
+    from sharpen.families.tokenizer import load_tokenizer
     from sharpen.trainer.checkpoint import pointed
+    from sharpen.view.files import read_brief
 
     folder = pointed(run_dir, "latest")
     try:
@@ -229,11 +225,9 @@ def _decoder(console: Console, run_dir: Path) -> Decode | None:
                 return None
             folder = model_folder(model)
         elif folder is None:
-            folder = model_folder(str(_setting(run_dir, "model.model_path")))
+            folder = model_folder(str(read_brief(run_dir).setting("model.model_path") or ""))
+        tokenizer = load_tokenizer(folder)
     except (ModelError, OSError) as error:
         console.print(f"tokens are shown as ids: {error}", markup=False, highlight=False)
         return None
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -178,8 +178,7 @@ def resolve(
     except ValidationError as error:
         problems = [_at_home(problem, file, given) for problem in explain(RunConfig, error)]
         raise InvalidConfigError.of("the configuration is not valid", problems) from None
-    for place, value in value_leaves(config).items():
-        know(_within(place[:-1], {place[-1]: value}), by_name=not _is_own(place))
+    know_secrets(config)
     origins: dict[str, Origin] = {
         ".".join(place): next((given[place[:n]] for n in range(len(place), 0, -1) if place[:n] in given), "default")
         for place in value_leaves(config)
@@ -269,6 +268,12 @@ def write_resolved(path: Path, resolved: ResolvedConfig, derived: Mapping[str, A
     }
     entries |= {name: {"value": value, "origin": "derived"} for name, value in (derived or {}).items()}
     write_whole(path, f"{json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True)}\n")
+
+
+def know_secrets(config: RunConfig) -> None:
+    """Have the secrets of a configuration hidden in the texts that this process writes."""
+    for place, value in value_leaves(config).items():
+        know(_within(place[:-1], {place[-1]: value}), by_name=not _is_own(place))
 
 
 def shown_settings(config: RunConfig) -> dict[str, Any]:

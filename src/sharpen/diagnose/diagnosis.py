@@ -121,15 +121,19 @@ def read_run(run_dir: Path) -> RolloutRunData | RowRunData:
 
 def read_rows(path: Path, *, of: str = "rollout/count") -> tuple[StepRow, ...]:
     """Read the steps in `metrics.jsonl` that have the metric `of`, by default those that trained on rollouts. Numbers
-    that are not finite, and a line cut off by a kill, are skipped."""
+    that are not finite, and a line cut off by a kill, are skipped. Raises `ConfigError` for a line that is damaged: a
+    diagnosis over the others would not be one of this run."""
     steps: dict[int, dict[str, float]] = {}
-    with path.open(encoding="utf-8") as file:
-        for line in file:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for place, line in enumerate(file, 1):
             if not line.endswith("\n"):
                 break
-            content: dict[str, Any] = json.loads(line)
-            numbers = {name: value for name, value in content.items() if name != "step" and value is not None}
-            steps.setdefault(content["step"], {}).update(numbers)
+            try:
+                content: dict[str, Any] = json.loads(line)
+                numbers = {name: float(value) for name, value in content.items() if value is not None}
+                steps.setdefault(int(numbers.pop("step")), {}).update(numbers)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise ConfigError(f"{path} is damaged: line {place} is none of a step's numbers") from error
     return tuple(StepRow(step=step, metrics=numbers) for step, numbers in steps.items() if of in numbers)
 
 

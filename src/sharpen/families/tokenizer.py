@@ -23,7 +23,7 @@ def load_tokenizer(folder: Path) -> Any:
     read."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except Exception as error:  # the library that reads tokenizer.json raises `Exception` itself
         raise ModelError(f"the tokenizer of {folder} cannot be loaded: {reason_of(error)}") from error
     file = Path(folder) / _PROCESSORS_TEMPLATE
     if not getattr(tokenizer, "chat_template", None) and file.is_file():

@@ -411,7 +411,7 @@ class Gateway:
     def _warn_of_no_effect(self, request: CallRequest) -> None:
         """Log what the request sets without effect, or with less than it expects. Each warning is logged once."""
         warnings = [
-            f"messages have a field {name!r}, which the model's chat template does not read: it has no effect"
+            f"messages have a field {short_repr(name)}, which the model's chat template does not read: it has no effect"
             for name in sorted(request.other_fields)
             if not self._renderer.mentions(name)
         ]

@@ -89,6 +89,8 @@ class Display:
         self._last: StepReport | None = None
         self._count: _Count | None = None
         self._doing, self._doing_since = "", 0.0
+        self.num_events = 0
+        """How often something was said, begun or counted."""
         self._printed_shares: Mapping[str, float] = {}
         self._block = block_for(stream, cast(TextIO, self._stream), self._block_lines)
         if self._block is not None:
@@ -100,6 +102,7 @@ class Display:
 
     def message(self, text: str, style: str = "") -> None:
         """Print one message; it stays above the live block."""
+        self.num_events += 1
         if self._block is not None:
             self._block.print_above(f"{text}\n", style=style)
         else:
@@ -135,6 +138,7 @@ class Display:
         only). With `alone`, whatever was counted has ended."""
         if alone:
             self._count = None
+        self.num_events += 1
         self._doing_since = time.monotonic()
         self._doing = what
         self._refresh()
@@ -221,6 +225,7 @@ class Display:
 
     def _counted(self, what: str, done: int, total: int) -> _Count:
         """Take note of how much is done of something, and return the note."""
+        self.num_events += 1
         count, now = self._count, time.monotonic()
         if count is None or count.what != what:
             count = _Count(what, done, total, now, now)
