@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import Qwen3Config
+from transformers import PretrainedConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig
 
 from sharpen.config.load import resolve
 from sharpen.plan.case import Case, read_models
@@ -32,6 +32,12 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "32B": {"hidden": 5120, "inner": 25600, "layers": 64, "heads": 64, "tied": False},
 }
 """The dense Qwen3 models as published: hidden size, size of the feed-forward layers, layers, heads."""
+CONFIGS: Mapping[str, PretrainedConfig] = {
+    "9B hybrid": Qwen3_5TextConfig(),
+    "30B, 3B active": Qwen3MoeConfig(num_hidden_layers=48, head_dim=128, intermediate_size=6144),
+}
+"""Qwen3.5's text in the sizes that transformers has for it, three layers in four recurrent; and Qwen3-MoE with 128
+experts."""
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "all weights, AdamW": {},
     "all weights, Muon": {"optimizer": "muon"},
@@ -43,20 +49,29 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 """The settings of `trainer` in each row, beside gradient checkpointing."""
 
 
-def cells(shape: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[str]:
+def configs() -> Iterator[tuple[str, PretrainedConfig]]:
+    """Yield the models of the table by name."""
+    for name, shape in SHAPES.items():
+        yield (
+            name,
+            Qwen3Config(
+                hidden_size=shape["hidden"],
+                intermediate_size=shape["inner"],
+                num_hidden_layers=shape["layers"],
+                num_attention_heads=shape["heads"],
+                num_key_value_heads=8,
+                head_dim=128,
+                vocab_size=151_936,
+                tie_word_embeddings=shape["tied"],
+            ),
+        )
+    yield from CONFIGS.items()
+
+
+def cells(config: PretrainedConfig, trainer: Mapping[str, Any]) -> Iterator[str]:
     """Yield, for each GPU, the GiB that a run takes there, or a dash where it does not fit: 8 tasks x 8 rollouts a
     step, without a KL term, at most 4,096 tokens a sequence. What is held at once in the engine and in the output layer
     goes by the GPU's size."""
-    config = Qwen3Config(
-        hidden_size=shape["hidden"],
-        intermediate_size=shape["inner"],
-        num_hidden_layers=shape["layers"],
-        num_attention_heads=shape["heads"],
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=151_936,
-        tie_word_embeddings=shape["tied"],
-    )
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         settings = {
@@ -79,9 +94,9 @@ def lines() -> Iterator[str]:
     """Yield the table's lines; a way that fits nowhere has none."""
     yield "| model | trained | " + " | ".join(f"{size} GB" for size in GPUS_GB) + " |"
     yield "|---" * (2 + len(GPUS_GB)) + "|"
-    for name, shape in SHAPES.items():
+    for name, config in configs():
         for way, trainer in WAYS.items():
-            row = list(cells(shape, trainer))
+            row = list(cells(config, trainer))
             if any(cell != "–" for cell in row):
                 yield f"| {name} | {way} | " + " | ".join(row) + " |"
 

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import torch
 
+from sharpen.families.pieces import text_config
+
 Kind = Literal["convolution", "recurrent"]
 States = Mapping[tuple[Kind, int], torch.Tensor]
 """The states of one layer behind some tokens, by kind and index (a layer may have several): each has B rows. Empty
@@ -165,6 +167,13 @@ def mixers_of(module: torch.nn.Module) -> list[Mixer]:
             )
         )
     return mixers
+
+
+@torch.inference_mode()
+def example_state(mixers: Sequence[Mixer], model: Any) -> tuple[States, ...]:
+    """Return a state of one sequence in each of these layers, for its shapes."""
+    probe = torch.zeros(1, 2, text_config(model.config).hidden_size, dtype=model.dtype, device=model.device)
+    return tuple(mixer.run(probe, {})[1] for mixer in mixers)
 
 
 def _chunk(part: torch.nn.Module) -> int:

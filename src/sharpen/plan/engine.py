@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from sharpen.config.public import TunerModelConfig
 from sharpen.inference.embedded.kv import LENGTH_BUCKET, bucketed
+from sharpen.inference.embedded.states import SNAPSHOT_SHARE
 from sharpen.plan.case import Case
 from sharpen.plan.sizes import Sizes
 
@@ -25,11 +26,14 @@ _COPIES_OF_LOGITS = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineNeed:
     """Bytes on one device of one engine. `fused` is a second copy of some projections: on a CPU the mapped weight file
-    stays in memory as well."""
+    stays in memory as well. `states` are those of recurrent layers and their snapshots; `routes`, in the host's memory,
+    the experts of all tokens that are being computed."""
 
     weights: int
     fused: int
     kv_cache: int
+    states: int
+    routes: int
     step: int
 
 
@@ -44,10 +48,13 @@ def engine_need(case: Case, model: TunerModelConfig, sizes: Sizes, *, vllm: bool
     with_adapters = trained and case.num_in_base > 0  # they are served by the model's own modules
     rows = in_flight(case)
     per_token = (3 * sizes.intermediate_size + 6 * sizes.hidden_size) * itemsize
+    kv_cache, states = _kv_cache(case, model, sizes, itemsize, weights, vllm=vllm)
     return EngineNeed(
         weights=weights,
         fused=itemsize * sizes.fused if case.on_cpu and itemsize == 4 and not vllm and not with_adapters else 0,
-        kv_cache=_kv_cache(case, model, sizes.kv_bytes(itemsize), weights, vllm=vllm) // num_shares,
+        kv_cache=kv_cache // num_shares,
+        states=states // num_shares,
+        routes=sizes.routes * rows * slot_length(case.workload.longest, model.max_model_len),
         step=rows * sizes.vocab_size * 4 * _COPIES_OF_LOGITS + (rows + STEP_TOKENS) * per_token,
     )
 
@@ -74,15 +81,22 @@ def slot_length(longest: int, max_model_len: int) -> int:
     return length
 
 
-def _kv_cache(case: Case, model: TunerModelConfig, per_position: int, weights: int, *, vllm: bool) -> int:
-    """Return the bytes of all shares together. The budget is `kv_cache_mb`, else a quarter of what is free when the
-    engine starts."""
+def _kv_cache(
+    case: Case, model: TunerModelConfig, sizes: Sizes, itemsize: int, weights: int, *, vllm: bool
+) -> tuple[int, int]:
+    """Return the bytes of the KV cache and of recurrent states, of all shares together. The budget of both is
+    `kv_cache_mb`, else a quarter of what is free when the engine starts."""
     limit_mb, max_slots = case.config.engine.kv_cache_mb, case.config.engine.max_slots
     budget = limit_mb * 2**20 if limit_mb is not None else max(0, case.hardware.memory_bytes - weights) // 4
+    per_position, state = sizes.kv_bytes(itemsize), sizes.state_bytes(itemsize)
     if vllm:
-        return min(max_slots * model.max_model_len * per_position, budget)
-    per_slot = per_position * slot_length(case.workload.longest, model.max_model_len)
+        kv_cache, states = max_slots * model.max_model_len * per_position, max_slots * state
+        return min(kv_cache, max(0, budget - states)), min(states, budget)
+    snapshots = budget // SNAPSHOT_SHARE // state if state else 0
+    kv_per_slot = per_position * slot_length(case.workload.longest, model.max_model_len)
     wanted = in_flight(case)
     if not case.on_cpu:  # a GPU allocates memory that is never touched, too
         wanted = min(max_slots, max(FIRST_SLOTS, 2 ** (wanted - 1).bit_length()))
-    return (max(1, min(wanted, budget // per_slot)) + 1) * per_slot
+    count = max(1, min(wanted, (budget - snapshots * state) // max(1, kv_per_slot + state)))
+    taken = min(snapshots, 2 * case.workload.sequences)  # one where a prompt ends, one where a call does
+    return (count + 1) * kv_per_slot, (count + taken) * state

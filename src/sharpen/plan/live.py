@@ -33,14 +33,18 @@ from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ModelError
 from sharpen.families.modules import decoder_of, skeleton
 from sharpen.families.pieces import text_config
+from sharpen.plan.sizes import WITHOUT_KEYS
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import Pack, pack
 from sharpen.trainer.scores import MAX_LOGITS
 from sharpen.trainer.varlen import TorchVarlen, Varlen
 from sharpen.types import Experience
 
-_TRACED_LAYERS = (2, 4)
-"""From the second layer on all layers take the same memory: two depths show how much one more layer takes."""
+_TRACED_LAYERS = 2
+"""From the second layer on all layers of a kind take the same memory: a depth of at least so many, and its double, show
+how much further layers take."""
+_LONGEST_PATTERN = 12
+"""The most layers of a pattern of recurrent and other layers that is looked for."""
 _PARTS = 4
 _READS_VALUES = (
     DataDependentOutputException,
@@ -99,11 +103,21 @@ def pass_bytes(config: Any, traced: Pass) -> int:
 def _pass_bytes(key: _ConfigKey, traced: Pass) -> int:
     config = key.config
     depth = int(text_config(config).num_hidden_layers)
-    few, more = _TRACED_LAYERS
+    few = _pattern(text_config(config))
+    more = 2 * few
     if depth <= more:
         return max(_peaks(config, traced, depth))
     pairs = zip(_peaks(config, traced, few), _peaks(config, traced, more), strict=True)
     return max(high + (high - low) * (depth - more) // (more - few) for low, high in pairs)
+
+
+def _pattern(text: Any) -> int:
+    """Return the number of layers after which recurrent and other layers, which take different memory, come in the same
+    order again, in multiples that are traced; `_TRACED_LAYERS` where they never do."""
+    kinds = [kind in WITHOUT_KEYS for kind in getattr(text, "layer_types", None) or ()]
+    lengths = range(1, _LONGEST_PATTERN + 1)
+    length = next((n for n in lengths if kinds[n:] == kinds[: len(kinds) - n]), _TRACED_LAYERS)
+    return length * -(-_TRACED_LAYERS // length)
 
 
 def _peaks(config: Any, traced: Pass, num_layers: int) -> list[int]:

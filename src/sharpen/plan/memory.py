@@ -4,14 +4,15 @@ In: a `Case`. Out: a `DeviceMemory` for each kind of device: the items that it a
 needs most. The rules follow the code:
 
     weights of a trained model      4 bytes a parameter (fp32), whatever it computes in; of a reference or teacher that
-                                    computes in bfloat16, 2 a parameter of its linear layers
+                                    computes in bfloat16, 2 a parameter of its linear layers and experts
     gradients                       4 bytes a trained parameter
     moments of the optimizer        8 bytes a trained parameter (AdamW), a little over 2 (its 8-bit kinds), or 4 (Muon;
                                     8 for embeddings and the output layer)
     activations                     of the largest micro-batch: `live.pass_bytes`; with `offload_activations` without
-                                    the inputs of the layers
+                                    the inputs of the layers; and the states with which sequences go on from what
+                                    they share, in recurrent layers
     engine                          its weights in its own type, or the trainer's if both can share them; keys and
-                                    values of the slots in use, within the budget
+                                    values of the slots in use, recurrent states and their snapshots, within the budget
 
 Several trainer processes share weights, gradients and moments between them (FSDP2), but not activations; with
 `cpu_offload` these are in the host's memory. An engine over several GPUs splits its weights and KV cache among them.
@@ -80,7 +81,7 @@ def places(case: Case, *, certain: bool = False) -> tuple[DeviceMemory, ...]:
     known: weights, gradients and moments."""
     process = [] if certain else [Item(role=PROCESS, num_bytes=PROCESS_BYTES)]
     training = [] if case.is_offloaded else list(_trainer_items(case))
-    serving = list(_engine_items(case, certain=certain)) if case.engine is not None else []
+    serving = list(engine_items(case, certain=certain)) if case.engine is not None else []
     moving: list[Item] = []
     if not certain:
         training += [*_gathered(case), _activations(case)]
@@ -126,8 +127,8 @@ def _trainer_items(case: Case) -> Iterator[Item]:
     def item(role: str, num_bytes: int, when: When = "always") -> Item:
         return Item(role=role, num_bytes=-(-num_bytes // case.num_trainers), when=when)
 
-    frozen = sizes.towers + (0 if lora is None else sizes.parameters)
-    rounded = sizes.block_linear if lora is not None and case.trains_in_bfloat16 else 0
+    frozen = sizes.held - case.num_trained if lora is None else sizes.held
+    rounded = sizes.block_linear + sizes.in_experts if lora is not None and case.trains_in_bfloat16 else 0
     yield item("policy: weights", 4 * (case.num_trained + frozen) - 2 * rounded - _saved_by_base(case))
     if case.num_in_base and case.on_cpu:
         yield item("a model, read whole", 4 * sizes.held, "loading")
@@ -145,8 +146,9 @@ def _trainer_items(case: Case) -> Iterator[Item]:
 
 
 def _frozen_bytes(case: Case, sizes: Sizes) -> int:
-    """Return what a frozen model takes, whose linear layers are rounded to the type that it computes in."""
-    rounded = sizes.block_linear + (0 if sizes.tied else sizes.vocabulary)
+    """Return what a frozen model takes, whose linear layers and experts are rounded to the type that it computes
+    in."""
+    rounded = sizes.block_linear + sizes.in_experts + (0 if sizes.tied else sizes.vocabulary)
     return 4 * sizes.held - (2 * rounded if case.trains_in_bfloat16 else 0)
 
 
@@ -157,7 +159,7 @@ def _saved_by_base(case: Case) -> int:
     if not case.num_in_base or lora is None:
         return 0
     if case.engine is not None:
-        return case.num_in_base * itemsize
+        return (case.num_in_base + (case.models.policy.in_experts if lora.experts else 0)) * itemsize
     return case.num_in_base * itemsize - nf4_bytes(case.num_in_base) if lora.base == "nf4" else 0
 
 
@@ -203,7 +205,8 @@ def _moving(case: Case) -> Iterator[Item]:
     sizes = case.models.policy
     if case.config.trainer.lora is not None and not case.num_in_base:
         itemsize = 2 if case.trains_in_bfloat16 else 4
-        yield Item(role="merged weights", num_bytes=itemsize * sizes.block_linear, when="syncing")
+        merged = sizes.block_linear + (sizes.in_experts if case.config.trainer.lora.experts else 0)
+        yield Item(role="merged weights", num_bytes=itemsize * merged, when="syncing")
     if case.vllm and case.on_cpu:
         itemsize = 2 if case.serves_in_bfloat16 else 4
         yield Item(role="file of weights for vLLM", num_bytes=itemsize * sizes.parameters)
@@ -234,12 +237,24 @@ def _activations(case: Case) -> Item:
     if config.trainer.offload_activations:  # one layer's input comes back at a time
         sizes = case.models.policy
         num_bytes = max(0, num_bytes - 4 * (sizes.num_layers - 1) * num_tokens * sizes.hidden_size)
+    num_bytes += tree_states(case, num_tokens)
     if not accumulates:  # the pass then includes the gradients, which it creates
         num_bytes = max(0, num_bytes - 4 * case.num_trained // case.num_trainers)
     return Item(role=f"activations of {num_tokens:,} tokens", num_bytes=num_bytes, when="training")
 
 
-def _engine_items(case: Case, *, certain: bool) -> Iterator[Item]:
+def tree_states(case: Case, num_tokens: int) -> int:
+    """Return the states with which the sequences of a micro-batch go on from what they share, in fp32, each with its
+    gradient: of all recurrent layers, or of one at a time with gradient checkpointing."""
+    work, states = case.workload, [4 * (one + other) for one, other in case.models.policy.states]
+    separate = work.sequences * (work.prompt_tokens + work.answer_tokens)
+    if not states or work.computed_tokens >= separate:  # nothing is shared
+        return 0
+    at_once = max(states) if case.config.trainer.gradient_checkpointing else sum(states)
+    return int(2 * at_once * work.sequences * min(1.0, num_tokens / work.computed_tokens))
+
+
+def engine_items(case: Case, *, certain: bool = False) -> Iterator[Item]:
     """Yield what one device of the engine, and of the auxiliary models' engines, holds. On a CPU all replicas share one
     memory."""
     served = {"engine": (case.config.model, case.models.policy)}
@@ -255,6 +270,9 @@ def _engine_items(case: Case, *, certain: bool) -> Iterator[Item]:
         if not certain:
             yield Item(role=f"{name}: fused projections", num_bytes=copies * need.fused)
             yield Item(role=f"{name}: KV cache", num_bytes=copies * need.kv_cache)
+            yield Item(role=f"{name}: recurrent states", num_bytes=copies * need.states)
+            if case.on_cpu:
+                yield Item(role=f"{name}: experts of tokens", num_bytes=copies * need.routes)
             # on a CPU, memory freed by one thread is not reused by another: a step's memory stays with the engine
             when: When = "always" if case.on_cpu else "generating"
             yield Item(role=f"{name}: one step", num_bytes=copies * need.step, when=when)

@@ -15,7 +15,7 @@ from sharpen.errors import ModelError
 from sharpen.families.pieces import Part, text_config
 from sharpen.families.table import refuse_unsupported
 
-_WITHOUT_KEYS = frozenset({"linear_attention", "mamba", "conv", "moe", "mlp"})
+WITHOUT_KEYS = frozenset({"linear_attention", "mamba", "conv", "moe", "mlp"})
 """Kinds of layers that keep no keys and values."""
 
 
@@ -26,7 +26,9 @@ class Sizes:
     embedding table; `tied` is whether the output layer shares the input's table; `kv_values` counts what the cache
     keeps of one position.
 
-    `linears` holds (last name, outputs, inputs) of every linear layer in the blocks.
+    `linears` holds (last name, outputs, inputs) of every linear layer in the blocks, `experts` (number, two sizes) of
+    every weight that has the matrices of all experts of a layer. `states` holds (convolution, recurrent) values of one
+    sequence in every layer that keeps a state; `routes` counts the bytes of the experts of one token.
     """
 
     parameters: int
@@ -40,6 +42,9 @@ class Sizes:
     intermediate_size: int
     vocab_size: int
     linears: tuple[tuple[str, int, int], ...]
+    experts: tuple[tuple[int, int, int], ...]
+    states: tuple[tuple[int, int], ...]
+    routes: int
 
     @property
     def held(self) -> int:
@@ -49,6 +54,15 @@ class Sizes:
     def kv_bytes(self, itemsize: int) -> int:
         """Return the bytes of keys and values of one position, in all layers that keep any."""
         return self.kv_values * itemsize
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Return the bytes of one sequence's states in all layers that keep some; recurrent ones are fp32."""
+        return sum(itemsize * convolution + 4 * recurrent for convolution, recurrent in self.states)
+
+    @property
+    def in_experts(self) -> int:
+        """Parameters of all experts."""
+        return sum(count * one * other for count, one, other in self.experts)
 
     @property
     def fused(self) -> int:
@@ -62,11 +76,12 @@ class Sizes:
         return sum(out * into for name, out, into in self.linears if wanted is None or name in wanted)
 
     def lora_parameters(self, lora: LoraConfig) -> int:
-        """Return the parameters of the adapters: rank x (inputs + outputs) for each adapted linear layer (Hu et al.
-        2021)."""
+        """Return the parameters of the adapters: rank x (inputs + outputs) for each adapted matrix (Hu et al. 2021)."""
         wanted = lora.target_modules
-        chosen = [(out, into) for name, out, into in self.linears if wanted is None or name in wanted]
-        return sum(lora.rank * (out + into) for out, into in chosen)
+        sides = [out + into for name, out, into in self.linears if wanted is None or name in wanted]
+        if lora.experts:
+            sides += [count * (one + other) for count, one, other in self.experts]
+        return lora.rank * sum(sides)
 
 
 def read_model_config(model_path: str, setting: str = "model.model_path", part: Part = "trainer") -> Any:
@@ -93,6 +108,7 @@ def sizes_of(config: Any) -> Sizes:
     model."""
     import torch
 
+    from sharpen.families.experts import expert_weights, experts_of
     from sharpen.families.modules import decoder_of, skeleton, text_parameters
 
     try:
@@ -105,6 +121,7 @@ def sizes_of(config: Any) -> Sizes:
         for name, layer in decoder_of(model).named_modules()
         if isinstance(layer, torch.nn.Linear) and layer is not head
     )
+    fused = [getattr(part, name).shape for part in experts_of(model).values() for name in expert_weights(part)]
     config = text_config(config)
     parameters = sum(parameter.numel() for _, parameter in text_parameters(model))
     return Sizes(
@@ -119,7 +136,32 @@ def sizes_of(config: Any) -> Sizes:
         intermediate_size=max((out for _, out, _ in linears), default=int(config.hidden_size)),
         vocab_size=int(embedding.shape[0]),
         linears=linears,
+        experts=tuple((int(shape[0]), int(shape[1]), int(shape[2])) for shape in fused),
+        states=_states(model),
+        routes=_route_bytes(model),
     )
+
+
+def _states(model: Any) -> tuple[tuple[int, int], ...]:
+    """Return (convolution, recurrent) values of one sequence in each layer that keeps a state. They come from the
+    layers themselves, which compute shapes alone."""
+    from sharpen.families.recurrent import example_state, mixers_of
+
+    return tuple(
+        (
+            sum(state.numel() for (kind, _), state in states.items() if kind == "convolution"),
+            sum(state.numel() for (kind, _), state in states.items() if kind == "recurrent"),
+        )
+        for states in example_state(mixers_of(model), model)
+    )
+
+
+def _route_bytes(model: Any) -> int:
+    """Return the bytes of the recorded experts of one token; 0 for a dense model."""
+    from sharpen.families.routing import routing_of
+
+    routing = routing_of(model)
+    return 0 if routing is None else routing.shape.num_layers * routing.shape.top_k * routing.shape.dtype.itemsize
 
 
 def _kv_values(config: Any) -> int:
@@ -132,7 +174,7 @@ def _kv_values(config: Any) -> int:
     for kind, layer in zip(
         kinds[: num_layers - (getattr(config, "num_kv_shared_layers", None) or 0)], layers, strict=False
     ):
-        if kind in _WITHOUT_KEYS:
+        if kind in WITHOUT_KEYS:
             continue
         key = getattr(config, "qk_head_dim", None) or getattr(layer, "head_dim", None) or config.hidden_size // heads
         value = getattr(config, "v_head_dim", None) or key

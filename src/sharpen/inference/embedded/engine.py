@@ -23,14 +23,14 @@ from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ConstraintError, EngineError, EngineLostError, ModelError, SamplingError
 from sharpen.families.adapters import adapted_layers, add_adapters, load_adapters
 from sharpen.families.modules import load_module, text_parameters
-from sharpen.families.recurrent import mixers_of
+from sharpen.families.recurrent import example_state, mixers_of
 from sharpen.families.routing import Routing, routing_of
 from sharpen.families.table import refuse_unsupported
 from sharpen.inference.embedded.forward import FastForward, GenericForward, kv_layout
 from sharpen.inference.embedded.graphs import CudaRecorder, DecodeGraphs
 from sharpen.inference.embedded.kv import KVLayout, KVPool, default_budget_bytes
 from sharpen.inference.embedded.matmul import DEFAULT, MatmulChoice, choose_float32_matmul, float32_matmul
-from sharpen.inference.embedded.mixing import Mixing, example_state
+from sharpen.inference.embedded.mixing import Mixing
 from sharpen.inference.embedded.pictures import EnginePictures
 from sharpen.inference.embedded.scheduler import Scheduler
 from sharpen.inference.embedded.selfcheck import check_forward, reference_logits
@@ -280,6 +280,8 @@ class EmbeddedEngine:
             load_adapters(self._model, tensors)
         elif not copy_weights(self._model, tensors) and version != self.version:
             self._fail_all(EngineError("the weights changed while the call ran"))
+        if self._adapters is None and tensors.keys() - self.weights().keys():  # a trained tower's
+            self._pictures.forget()
         if self._stepper.graphs is not None:
             self._stepper.graphs.check_addresses()
         self._scheduler.suspend_all()

@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 
-from sharpen.families.pieces import text_config
 from sharpen.families.recurrent import Mixer
 from sharpen.inference.embedded.attention import SlotSegment
 from sharpen.inference.embedded.slots import Indices
-from sharpen.inference.embedded.states import SlotState, StatePool
+from sharpen.inference.embedded.states import StatePool
 
 _CALL_TOKENS = 64
 """What a call costs beside its tokens, in tokens."""
@@ -90,13 +89,6 @@ class Mixing:
         states = self._pool.read(layer, self._decoding)
         mixed_NC[self._decoding] = mixer.step(hidden_NC[self._decoding].unsqueeze(1), states).squeeze(1)
         self._pool.write(layer, self._decoding, states)
-
-
-@torch.inference_mode()
-def example_state(mixers: Sequence[Mixer], model: Any) -> SlotState:
-    """Return a state of one sequence, for its shapes."""
-    probe = torch.zeros(1, 2, text_config(model.config).hidden_size, dtype=model.dtype, device=model.device)
-    return tuple(mixer.run(probe, {})[1] for mixer in mixers)
 
 
 def pieces(segments: Sequence[SlotSegment], chunk: int) -> list[Piece]:

@@ -113,19 +113,21 @@ def start_llm(
             ),
             language_model_only=bool(pieces_of(config) & {Piece.VISION, Piece.AUDIO}),
             **({} if max_lora_rank is None else {**_ADAPTERS, "max_lora_rank": max_lora_rank}),
-            **(_cpu_settings(max_model_len, max_slots) if on_cpu else {}),
+            **(_cpu_settings(config, max_model_len, max_slots) if on_cpu else {}),
         )
 
 
-def _cpu_settings(max_model_len: int, max_slots: int) -> dict[str, Any]:
+def _cpu_settings(config: Any, max_model_len: int, max_slots: int) -> dict[str, Any]:
     """Return the settings for a CPU.
 
     Prompts are not computed in parts: vLLM 0.32 would rewind the random generator of a part, which a seeded generator
-    cannot do on a CPU, and die. Nothing is compiled: it is unproven that graphs follow newly packed weights.
+    cannot do on a CPU, and die. Prefixes of recurrent layers, which vLLM keeps only where prompts come in parts,
+    are therefore not kept. Nothing is compiled: it is unproven that graphs follow newly packed weights.
     """
     return {
         "enforce_eager": True,
         "enable_chunked_prefill": False,
+        **({"enable_prefix_caching": False} if pieces_of(config) & {Piece.RECURRENT, Piece.CONVOLUTION} else {}),
         "max_num_batched_tokens": max(_STEP_TOKENS, max_model_len, max_slots),
     }
 
