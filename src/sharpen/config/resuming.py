@@ -87,7 +87,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("model.model_path", "model.max_model_len", "model.temperature", "model.top_p", "model.top_k"),
         *("model.max_tokens", "model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser"),
         *("engine.dtype", "trainer.dtype", "trainer.lora.rank", "trainer.lora.alpha", "trainer.lora.target_modules"),
-        *("trainer.lora.base", "trainer.lora.experts"),
+        *("trainer.lora.base", "trainer.lora.experts", "trainer.train_towers"),
     ),
     "the algorithm, with which the certificate recomputes every step": (
         *("algorithm.algorithm_type", "algorithm.group_size", "algorithm.batch_size"),
