@@ -70,6 +70,7 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     recipe = _recipe(problems, config)
     _check_machine(problems, config, serves=serves)
     problems.check(check_base, config, engine, serves=True)
+    problems.check(_check_towers, config, engine)
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     folder = _model_folders(config, serves=serves)
@@ -145,11 +146,20 @@ def decide_learning_server(config: RunConfig) -> Job[RolloutRecipe]:
     _check_machine(problems, config, serves=True, has_tasks=False)
     problems.check(check_base, config.model_copy(update={"mode": "train"}), engine, serves=True)
     problems.check(_check_learns_from_use, config, recipe)
+    problems.check(_check_towers, config, engine)
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     folder = _model_folders(config, serves=True)
     notices += (formats_line(config.model, folder),)
     return Job(recipe=recipe, workflow=None, judge=None, folder=folder, engine=engine, notices=notices)
+
+
+def _check_towers(config: RunConfig, engine: EngineChoice | None) -> None:
+    if config.trainer.train_towers and engine is not None and engine.type == "vllm":
+        raise ConfigError(
+            "trainer.train_towers is true, but engine.type is vllm, which is shown no images: no tower would learn. "
+            "Use the embedded engine, or set it to false"
+        )
 
 
 def _check_learns_from_use(config: RunConfig, recipe: TrainingRecipe | None) -> None:

@@ -16,6 +16,7 @@ from sharpen.algorithm.presets import Algorithm
 from sharpen.algorithm.resolve import algorithm_of
 from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, learns_from_rows, resolve_supervised
 from sharpen.config.problems import refuse
+from sharpen.config.public import MIN_TEMPERATURE
 from sharpen.config.run import ExpertConfig, RunConfig, SupervisedConfig
 from sharpen.config.trainer import CriticConfig
 from sharpen.experience.replay import ReplaySettings, replay_settings
@@ -120,6 +121,11 @@ def _rollout_problems(recipe: RolloutRecipe) -> Iterator[str]:
         )
     if config.model.temperature == 0.0:
         yield "model.temperature is 0: all greedy rollouts of a task are the same, so nothing is learned; set it to 1"
+    elif config.model.temperature < MIN_TEMPERATURE:
+        yield (
+            f"model.temperature is {config.model.temperature:g}: below {MIN_TEMPERATURE:g} rounding dominates the "
+            f"logprobs, and almost every answer is the likeliest one; set it to 1, or to {MIN_TEMPERATURE:g} at least"
+        )
 
 
 def _sync_problems(recipe: RolloutRecipe) -> Iterator[str]:

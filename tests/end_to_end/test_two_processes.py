@@ -9,7 +9,7 @@ from processes import python, wait_for
 
 from sharpen.certificate.certify import certify
 from sharpen.cli.main import main
-from sharpen.exchange.store import FolderStore
+from sharpen.exchange.store import Batches, FolderStore
 from sharpen.experience.reading import read_groups, read_steps
 from sharpen.trainer.checkpoint import pointed
 
@@ -96,6 +96,28 @@ def test_both_at_once_bound_how_old_tokens_become(config):
     assert not certify(run_dir(config)).problems
 
 
+@pytest.mark.postgres
+def test_two_machines_without_a_shared_disk(config, postgres):
+    """Each half with folders of its own: rollouts one way and weights the other go through the database alone."""
+    bound = ("sync.max_staleness=1", f"exchange={postgres}", f"name=apart-{config.parent.name}")
+
+    def of(machine: str) -> tuple[str, ...]:
+        return (*bound, f"checkpoint_root_dir={config.parent / machine}")
+
+    with python("-m", "sharpen.cli.main", *half(config, "train", *of("trainer"))) as trainer:
+        assert main(half(config, "explore", *of("explorer"))) == 0
+        _, errors = trainer.communicate(timeout=300)
+    assert trainer.returncode == 0, errors
+    (found,) = (config.parent / "trainer" / "Sharpen").iterdir()
+    assert {group.version for group in read_groups(found / "run.db")} > {0}
+    assert not certify(found).problems
+    (there,) = (config.parent / "explorer" / "Sharpen").iterdir()
+    for folder in (found, there):
+        assert not (folder / "exchange").exists()
+        written = [path for path in folder.rglob("*") if path.is_file()]
+        assert [path.name for path in written if b"secret-word" in path.read_bytes()] == []
+
+
 def test_what_lost_weights_sampled_is_rolled_out_again(config):
     """The checkpoint of step 3 is gone, as after a kill; batch 4 was sampled by the weights of that step, which are not
     those that the trainer's second session has at its step 3."""
@@ -104,7 +126,7 @@ def test_what_lost_weights_sampled_is_rolled_out_again(config):
     assert main([*half(config, "explore", saving), *few]) == 0
     assert main([*half(config, "train", saving), *few]) == 0
     assert main([*half(config, "explore", saving), *all_]) == 0
-    batches = FolderStore(run_dir(config) / "exchange" / "batches")
+    batches = Batches(FolderStore(run_dir(config) / "exchange"))
     lost = batches.get(STEPS)
     shutil.rmtree(run_dir(config) / "global_step_3")
     with python("-m", "sharpen.cli.main", *half(config, "train", saving), *all_) as trainer:

@@ -1,75 +1,72 @@
-"""Where batches lie: the same promises of a folder and of a real PostgreSQL server."""
+"""Where explorer and trainer leave things: the same promises of a folder and of a real PostgreSQL server."""
 
-import shutil
 import threading
-import warnings
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from sharpen.errors import ConfigError, JournalError
-from sharpen.exchange.postgres import PostgresStore
-from sharpen.exchange.store import FolderStore, Store, open_store
+from sharpen.exchange.store import Batches, FolderStore, open_store
 
 
-@pytest.fixture(scope="session")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # where the server's package keeps its files is not ours to mend
-        pgserver = pytest.importorskip("pgserver")
-        folder = tmp_path_factory.mktemp("postgres")
-        server = pgserver.get_server(folder, cleanup_mode="stop")
-    yield server.get_uri()
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+def test_contents_are_kept_by_name(store):
+    assert store.get("weights/a") is None
+    store.put("weights/b", b"two \x00 \xff")
+    store.put("weights/a", b"")
+    store.put("trainer.json", b"{}")
+    assert (store.get("weights/a"), store.get("weights/b"), store.get("trainer.json")) == (b"", b"two \x00 \xff", b"{}")
+    assert store.names("weights") == ["weights/a", "weights/b"]
+    assert store.names("batches") == []
+    store.put("weights/b", b"again")
+    store.remove("weights/a")
+    store.remove("weights/c")
+    assert store.get("weights/b") == b"again"
+    assert store.names("weights") == ["weights/b"]
 
 
-@pytest.fixture(params=["folder", "postgres"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "shared") if request.param == "folder" else request.getfixturevalue("database")
+def test_a_content_as_a_file(store):
+    store.put("weights/b", b"two \x00 \xff")
+    with store.file("weights/b") as file:
+        assert file is not None
+        assert file.read_bytes() == b"two \x00 \xff"
+    with store.file("weights/none") as file:
+        assert file is None
 
 
-@pytest.fixture
-def store(address: str, tmp_path: Path) -> Iterator[Store]:
-    found = open_store(address, tmp_path, f"P/{tmp_path}")
-    yield found
-    found.close()
-
-
-def test_contents_are_kept_by_number(store):
-    assert store.get(1) is None
-    store.put(2, b"two \x00 \xff")
-    store.put(1, b"")
-    store.put(0, b"announcement")
-    assert (store.get(1), store.get(2), store.get(0)) == (b"", b"two \x00 \xff", b"announcement")
-    assert store.numbers() == [1, 2]
-    store.put(2, b"again")
-    store.remove(1)
-    store.remove(7)
-    assert store.get(2) == b"again"
-    assert store.numbers() == [2]
+def test_batches_are_kept_by_number(store):
+    batches = Batches(store)
+    assert batches.get(1) is None
+    batches.put(2, b"two")
+    batches.put(1, b"one")
+    batches.put(0, b"announcement")
+    batches.put(1_000_000, b"many")
+    assert (batches.get(1), batches.get(2), batches.get(0)) == (b"one", b"two", b"announcement")
+    assert batches.numbers() == [1, 2, 1_000_000]
+    batches.remove(1)
+    batches.remove(7)
+    assert batches.numbers() == [2, 1_000_000]
 
 
 def test_another_process_sees_a_content_whole_or_not_at_all(address, store, tmp_path):
-    """Red for a file that is written in place."""
+    """Red for a file that is written in place, and for parts that are committed one by one."""
     large, seen = bytes(20_000_000), set()
     other = open_store(address, tmp_path, f"P/{tmp_path}")
-    writer = threading.Thread(target=store.put, args=(1, large))
+    writer = threading.Thread(target=store.put, args=("weights/a", large))
     writer.start()
     while writer.is_alive():
-        seen.add(len(other.get(1) or b""))
+        seen.add(len(other.get("weights/a") or b""))
     writer.join()
-    seen.add(len(other.get(1) or b""))
+    seen.add(len(other.get("weights/a") or b""))
     other.close()
     assert seen <= {0, len(large)}
 
 
-def test_runs_share_a_database(database, tmp_path):
-    one, other = (PostgresStore(database, f"{tmp_path}/{name}") for name in ("one", "other"))
-    one.put(1, b"one")
-    assert other.get(1) is None
-    assert other.numbers() == []
+def test_two_runs_share_an_address(address, tmp_path):
+    if not address.startswith("postgresql"):  # each run has a folder of its own
+        return
+    one, other = (open_store(address, tmp_path, f"{tmp_path}/{name}") for name in ("one", "other"))
+    one.put("batches/1", b"one")
+    assert other.get("batches/1") is None
+    assert other.names("batches") == []
     one.close()
     other.close()
 
@@ -81,19 +78,22 @@ def test_a_database_that_cannot_be_reached_is_named_without_the_password(tmp_pat
     assert "secret" not in str(found.value)
 
 
-def test_a_lost_database_and_a_folder_that_is_gone_are_errors_of_ours(database, tmp_path):
-    lost = PostgresStore(database, "P/lost")
-    lost.close()
-    for use in (lost.numbers, lambda: lost.get(1), lambda: lost.put(1, b"x"), lambda: lost.remove(1)):
-        with pytest.raises(JournalError, match="exchange"):
-            use()
+@pytest.mark.parametrize("address", ["postgresql://me:secret@host:port/db", "postgres://["])
+def test_an_address_that_is_none_is_bad_input(address, tmp_path):
+    with pytest.raises(ConfigError, match="exchange") as found:
+        open_store(address, tmp_path, "P/run")
+    assert "secret" not in str(found.value)
+
+
+def test_a_folder_that_is_gone_is_an_error_of_ours(tmp_path):
     gone = FolderStore(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with pytest.raises(JournalError, match="batch 3") as found:
-        gone.put(3, b"x")
+    with pytest.raises(JournalError, match="batches/000003") as found:
+        Batches(gone).put(3, b"x")
     assert str(tmp_path / "gone") in str(found.value)
 
 
 def test_without_the_setting_the_run_has_a_folder_of_its_own(tmp_path):
-    open_store(None, tmp_path, "P/run").put(3, b"x")
-    assert FolderStore(tmp_path / "exchange" / "batches").numbers() == [3]
+    Batches(open_store(None, tmp_path, "P/run")).put(3, b"x")
+    assert Batches(FolderStore(tmp_path / "exchange")).numbers() == [3]
+    assert (tmp_path / "exchange" / "batches" / "000003.batch").exists()

@@ -8,10 +8,10 @@ from sharpen.exchange.weights import PublishedWeights, WeightPublisher, read_not
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
 
 
-def test_the_explorer_gets_the_newest_weights_once(tmp_path):
-    weights = PublishedWeights(tmp_path)
+def test_the_explorer_gets_the_newest_weights_once(store):
+    weights = PublishedWeights(store)
     assert weights.newer() is None
-    publisher = WeightPublisher(tmp_path, step=0, version=0)
+    publisher = WeightPublisher(store, step=0, version=0)
     publisher.publish(3, 1, TENSORS)
     publisher.publish(6, 2, {name: tensor + 1 for name, tensor in TENSORS.items()})
     found = weights.newer()
@@ -22,30 +22,31 @@ def test_the_explorer_gets_the_newest_weights_once(tmp_path):
     assert weights.newer() is None
 
 
-def test_tied_weights_arrive_under_both_names(tmp_path):
+def test_tied_weights_arrive_under_both_names(store):
     tied = torch.arange(4.0)
-    WeightPublisher(tmp_path, step=0, version=0).publish(0, 0, {"head": tied, "embedding": tied})
-    found = PublishedWeights(tmp_path).newer()
+    WeightPublisher(store, step=0, version=0).publish(0, 0, {"head": tied, "embedding": tied})
+    found = PublishedWeights(store).newer()
     assert found is not None
     assert torch.equal(found["head"], tied)
     assert torch.equal(found["embedding"], tied)
 
 
-def test_two_files_of_weights_stay(tmp_path):
-    publisher = WeightPublisher(tmp_path, step=0, version=0)
+def test_the_newest_weights_stay_and_the_last_but_one_which_may_be_read(store):
+    publisher = WeightPublisher(store, step=0, version=0)
     for step in range(5):
         publisher.publish(step, step, TENSORS)
-    assert len(list((tmp_path / "weights").iterdir())) == 2
+    session = publisher.note.session
+    assert store.names("weights") == [f"weights/{session}-{step}.safetensors" for step in (3, 4)]
 
 
-def test_a_session_that_begins_again_takes_back_what_it_lost(tmp_path):
+def test_a_session_that_begins_again_takes_back_what_it_lost(store):
     """The first session published up to version 5; its checkpoint is of version 3. Red without the spans."""
-    first = WeightPublisher(tmp_path, step=0, version=0)
+    first = WeightPublisher(store, step=0, version=0)
     first.publish(5, 5, TENSORS)
     one = first.note.session
-    second = WeightPublisher(tmp_path, step=3, version=3)
+    second = WeightPublisher(store, step=3, version=3)
     second.publish(3, 3, TENSORS)
-    note = read_note(tmp_path)
+    note = read_note(store)
     assert note is not None
     assert [note.leads_here(one, version) for version in (0, 3, 4, 5)] == [True, True, False, False]
     assert note.leads_here(second.note.session, 9)
@@ -53,19 +54,19 @@ def test_a_session_that_begins_again_takes_back_what_it_lost(tmp_path):
     assert not note.leads_here("unknown", 0)
 
 
-def test_equal_versions_of_two_sessions_are_different_weights(tmp_path):
-    weights = PublishedWeights(tmp_path)
-    WeightPublisher(tmp_path, step=0, version=0).publish(5, 5, TENSORS)
+def test_equal_versions_of_two_sessions_are_different_weights(store):
+    weights = PublishedWeights(store)
+    WeightPublisher(store, step=0, version=0).publish(5, 5, TENSORS)
     assert weights.newer() is not None
-    WeightPublisher(tmp_path, step=3, version=3).publish(5, 5, TENSORS)
+    WeightPublisher(store, step=3, version=3).publish(5, 5, TENSORS)
     assert weights.newer() is not None
 
 
 @pytest.mark.parametrize("trained", [1, 4])
-def test_steps_without_new_weights_are_told(tmp_path, trained):
-    publisher = WeightPublisher(tmp_path, step=0, version=0)
+def test_steps_without_new_weights_are_told(store, trained):
+    publisher = WeightPublisher(store, step=0, version=0)
     publisher.publish(0, 0, TENSORS)
     publisher.trained(trained)
-    note = read_note(tmp_path)
+    note = read_note(store)
     assert note is not None
     assert (note.version, note.step, note.trained) == (0, 0, trained)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 from malformed import BODIES
 from test_gateway_malformed import send
 
+from sharpen.gateway.context import Context
 from sharpen.gateway.door import anthropic_place, openai_place
 from sharpen.gateway.protocols import chat
 from sharpen.gateway.requests import ApiError
 from sharpen.serve.openapi import CALLS, document
+from sharpen.types import Sampling
 
 CHAT, RESPONSES, COMPLETIONS, MESSAGES, COUNT = (
     *("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens"),
@@ -50,7 +53,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"logit_bias": {"5": -100}}, "logit_bias"),
     (CHAT, {"modalities": ["audio"]}, "modalities[0]"),
     (CHAT, {"stream_options": []}, "stream_options"),
-    (CHAT, {"stream": True, "stream_options": {"a": 1}}, "stream_options.a"),
+    (CHAT, {"stream": True, "stream_options": {"a": 1}}, "stream_options"),
     (CHAT, {"chat_template_kwargs": "x"}, "chat_template_kwargs"),
     (CHAT, {"reasoning_effort": "1"}, "reasoning_effort"),
     (CHAT, {"response_format": {"type": []}}, "response_format.type"),
@@ -141,6 +144,29 @@ def test_messages_say_what_came_and_what_is_right() -> None:
         with pytest.raises(ApiError) as caught:
             chat.DOOR.check(body)
         assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {**SAID[CHAT], **{f"field {number}": 1 for number in range(20_000)}},
+        {**SAID[CHAT], "stream": True, "stream_options": {f"field {number}": 1 for number in range(20_000)}},
+        {"messages": [5] * 20_000},
+        {"messages": [{"role": "user", "content": [5] * 20_000}]},
+        {**SAID[CHAT], "stop": [5] * 20_000},
+    ],
+    ids=["fields", "fields below", "items", "items below", "items of a choice"],
+)
+def test_many_problems_cost_no_more_than_one(body: Any) -> None:
+    """Red when fields are told one by one, or a list is read to its end: 64 MB of them took minutes, and gigabytes."""
+    context = Context(model_name="toy", defaults=Sampling())
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError):
+            chat.parse_request(body, context)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_nothing_is_converted() -> None:

@@ -128,6 +128,28 @@ def shown(seed: int) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
+@pytest.mark.parametrize("kind", ["qwen3_vl", "gemma3"])
+def test_a_run_in_bfloat16_with_images_is_certified(
+    seeing: Seeing, toy_dataset: Path, tmp_path: Path, kind: str
+) -> None:
+    folder, _, _ = seeing(kind)
+    result = tune(
+        workflow_func=looks,
+        train_dataset=DatasetConfig(path=str(toy_dataset), split="train", total_steps=2),
+        model=TunerModelConfig(model_path=str(folder), max_model_len=400, max_tokens=8),
+        algorithm=AlgorithmConfig(algorithm_type="grpo", group_size=4, batch_size=2, learning_rate=1e-3),
+        settings={
+            "checkpoint_root_dir": str(tmp_path),
+            "engine.dtype": "bfloat16",
+            "trainer.dtype": "bfloat16",
+            "rollout.failure_reward": 0.0,
+            "evaluation.before_and_after": False,
+            "evaluation.hold_out": 0,
+        },
+    )
+    assert certify(result.run_dir).holds
+
+
 ANSWERS = {
     "sft": lambda seed: {"response": "yes" if seed % 2 else "no"},
     "dpo": lambda seed: {"chosen": "yes", "rejected": "no"},

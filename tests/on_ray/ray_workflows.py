@@ -53,6 +53,19 @@ async def prefers_letter(task: dict[str, Any], model: Any) -> WorkflowOutput:
     return WorkflowOutput(reward=text.count("e") / 8, metrics={"pid": float(os.getpid())})
 
 
+async def looks_at_a_picture(task: dict[str, Any], model: Any) -> WorkflowOutput:
+    """Shows the picture of the task twice, in a conversation that goes on; the reward is the share of vowels."""
+    part = {"type": "image_url", "image_url": {"url": task["picture"]}}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": [part, {"type": "text", "text": "?"}]}]
+    said = ""
+    for _ in range(2):
+        reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=6)
+        answer = reply.choices[0].message.content or ""
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": [part]}]
+        said += answer
+    return WorkflowOutput(reward=sum(letter in "aeiou" for letter in said) / 12)
+
+
 async def waits_at_a_gate(task: dict[str, Any], model: Any, workflow_args: dict[str, Any]) -> WorkflowOutput:
     """The same, but rollouts of a version say in the folder `gate` that they are there, and wait for a file `open`."""
     folder = Path(workflow_args["gate"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import Counter
@@ -108,9 +109,10 @@ def test_an_engine_that_dies_is_started_again_with_the_current_weights(serving, 
 
 
 def test_bad_input_stops_the_run_with_its_own_message(serving):
-    """The last test with these workers: their runner has stopped."""
+    """Tasks of which none has gone well. The last test with these workers: their runner has stopped."""
+    tasks = [dataclasses.replace(task, task_set="new") for task in make_tasks(1, "bad input")]
     with pytest.raises(DatasetError, match=r"task 0 has nothing \(read at .*ray_workflows.py"):
-        run(serving, make_tasks(1, "bad input"), "bad-")
+        run(serving, tasks, "bad-")
 
 
 def test_a_hang_that_no_signal_ends_costs_its_worker(strict):

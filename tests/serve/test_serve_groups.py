@@ -133,11 +133,11 @@ class Trainer:
 
 
 def test_a_trainer_refuses_a_batch_if_any_of_its_weights_is_gone(tmp_path: Path):
-    store = FolderStore(tmp_path / "batches")
-    inbox = Inbox(store=store, folder=tmp_path, announcement=None)
+    store = FolderStore(tmp_path)
+    inbox = Inbox(store=store, announcement=None)
     schedule = Schedule(style="fully_async", interval=1, offset=0, max_behind=99)
     receiver = Receiver(inbox, schedule, total_steps=9, display=None, trainer=Trainer(), trained=3)
-    session = read_note(tmp_path).session
+    session = read_note(store).session
 
     def problem(*weights: tuple[str, int]) -> str:
         chosen = [[visit("a", weights=weights), visit("a")]]

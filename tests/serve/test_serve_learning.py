@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 from expert_toys import put_experts
+from picture_toys import draw, make_seeing_checkpoint
 from processes import ends, line_of, python, wait_for
 
 from sharpen.certificate.certify import certify
@@ -49,9 +50,9 @@ class Client:
         assert reply.status_code == 200, reply.text
         return reply.json()
 
-    def talk(self, session, turns: int = 2) -> list[str]:
+    def talk(self, session, turns: int = 2, content="question") -> list[str]:
         client = openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"], max_retries=0)
-        messages, ids = [{"role": "user", "content": "question"}], []
+        messages, ids = [{"role": "user", "content": content}], []
         for _ in range(turns):
             reply = client.chat.completions.create(model="m", messages=messages, max_tokens=5)
             messages += [reply.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "yes"}]
@@ -87,6 +88,24 @@ def end(process) -> str:
 
 def run_dir(config: Path) -> Path:
     return config.parent / "runs" / "Sharpen" / "used"
+
+
+@pytest.mark.slow
+def test_it_learns_from_sessions_with_images(config: Path, tmp_path: Path, toy_model_dir: Path):
+    folder = make_seeing_checkpoint("qwen3_vl", tmp_path / "seeing", toy_model_dir)
+    config.write_text(config.read_text().replace(str(toy_model_dir), str(folder)))
+    pictures = [draw(seed, 16, 24) for seed in range(2)]
+    with running(config) as (process, client):
+        for picture in pictures:
+            for reward in (0.0, 1.0):
+                session = client.post("/sessions", task_id=picture.sha256)
+                part = {"type": "image_url", "image_url": {"url": picture.data_url}}
+                client.talk(session, content=[part, {"type": "text", "text": "what?"}])
+                client.post("/feedback", session=session["id"], reward=reward)
+        wait_for(lambda: client.metric("policy_version") > 0, process)
+        end(process)
+    assert {path.name for path in (run_dir(config) / "images").iterdir()} == {one.sha256 for one in pictures}
+    assert certify(run_dir(config)).holds
 
 
 def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Path):

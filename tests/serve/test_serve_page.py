@@ -12,7 +12,7 @@ import openai
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
 
 from sharpen.config.gateway import GatewayConfig
-from sharpen.exchange.store import FolderStore
+from sharpen.exchange.store import Batches, FolderStore
 from sharpen.gateway.caller import nobody
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.server import Server
@@ -31,7 +31,7 @@ def test_the_programs(tmp_path: Path) -> None:
         ScriptedEngine(tokenizer, lambda request: "an answer"), tokenizer, model_name="toy", loop=loop.loop
     )
     sessions = Sessions(gateway, KEY, tmp_path / "sessions", idle_s=600.0, group_size=1)
-    sessions.restore(FolderStore(tmp_path / "batches"))
+    sessions.restore(Batches(FolderStore(tmp_path)))
     routes = {("POST", "/sessions"): sessions.open, ("POST", "/feedback"): sessions.rate}
     front = Front(gateway, sessions, KEY, {}, routes)
     server = Server(front.start, loop.loop, nobody, GatewayConfig())

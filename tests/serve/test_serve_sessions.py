@@ -12,7 +12,7 @@ import pytest
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
 
 from sharpen.exchange.batch import SESSIONS, ExploredBatch
-from sharpen.exchange.store import FolderStore
+from sharpen.exchange.store import Batches, FolderStore
 from sharpen.gateway.exchange import RawRequest
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.requests import ApiError
@@ -34,7 +34,7 @@ class Server:
     front: Front
     engine: ScriptedEngine
     loop: ServingLoop
-    store: FolderStore
+    store: Batches
 
     def call(self, key: str) -> str:
         """The id of the answer."""
@@ -75,7 +75,7 @@ def serving(folder: Path, *, idle_s: float = 600.0, group_size: int = 1) -> Iter
     engine = ScriptedEngine(tokenizer, lambda request: "an answer")
     gateway = Gateway(engine, tokenizer, model_name="toy", loop=loop.loop)
     sessions = Sessions(gateway, KEY, folder / "sessions", idle_s=idle_s, group_size=group_size)
-    store = FolderStore(folder / "batches")
+    store = Batches(FolderStore(folder))
     sessions.restore(store)
     yield Server(sessions, Front(gateway, sessions, KEY, {}), engine, loop, store)
     loop.run(gateway.close())

@@ -30,7 +30,7 @@ import numpy as np
 from sharpen import AlgorithmConfig, DatasetConfig, JudgeOutput, TunerModelConfig, WorkflowOutput, tune
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from conftest import make_toy_model
+from toy_model import make_toy_model
 
 Way = Literal["in_process", "http"]
 WAYS: tuple[Way, ...] = ("in_process", "http")
@@ -155,8 +155,9 @@ def soak(folder: Path, way: Way, num_rollouts: int, *, every: int = EVERY) -> tu
 
 
 def slope(samples: Sequence[Sample], name: str) -> tuple[float, float]:
-    """Return the growth of a number per 1,000 rollouts over the last two thirds, and its standard error."""
-    later = samples[len(samples) // 3 :]
+    """Return the growth of a number per 1,000 rollouts over the second half, and its standard error: what is
+    loaded and cached once is there by then."""
+    later = samples[len(samples) // 2 :]
     x = np.array([one.rollouts / 1000 for one in later])
     y = np.array([float(getattr(one, name)) for one in later])
     if len(later) < 4:

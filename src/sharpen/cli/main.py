@@ -11,6 +11,8 @@ import argparse
 import errno
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +38,12 @@ from sharpen.cli.show import add_show, run_show
 from sharpen.cli.sweep import add_sweep, run_sweep
 from sharpen.cli.training import add_check, add_eval, add_run_command, run_check, run_eval, run_run
 from sharpen.cli.view import add_view, run_view
-from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError, SharpenError
+from sharpen.errors import INVALID_INPUT, SharpenError
+from sharpen.monitor.stream import open_missing_streams
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
-_BAD_INPUT = (ConfigError, DatasetError, ModelError, SamplingError)
+END_S = 30.0
+"""How long threads of the agent's code may go on after the last line."""
 _WRONG_PATH = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
     *(errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP),
@@ -85,6 +89,7 @@ COMMANDS: Mapping[str, Command] = {
 
 def main(argv: Sequence[str] | None = None, commands: Mapping[str, Run] | None = None) -> int:
     """Run one command and return its exit code. Our own errors are printed as one message to stderr."""
+    open_missing_streams()
     parser = build_parser()
     _complete(parser)
     arguments = parser.parse_args(argv)
@@ -105,12 +110,27 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Run] | None =
         return FAILED
     except SharpenError as error:
         _print_error("\n".join([*getattr(error, "__notes__", ()), f"sharpen: {error}"]))
-        return BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED
+        return BAD_INPUT if isinstance(error, INVALID_INPUT) else FAILED
     except OSError as error:
         if not _is_named(error, arguments):
             raise
         _print_error(f"sharpen: {error.strerror}: {os.fspath(error.filename)}")
         return BAD_INPUT
+
+
+def entry() -> int:
+    """Run `main`. A thread that the agent's code has left running does not keep the process alive for ever."""
+    code = main()
+    threading.Thread(target=_end_anyway, args=(code,), name="sharpen-end", daemon=True).start()
+    return code
+
+
+def _end_anyway(code: int) -> None:
+    """End the process, if it has not ended by itself after a while."""
+    time.sleep(END_S)
+    names = [one.name for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    _print_error(f"sharpen: ended without these threads, which the agent's code left running: {', '.join(names)}")
+    os._exit(code)
 
 
 def _is_named(error: OSError, arguments: argparse.Namespace) -> bool:
@@ -170,4 +190,4 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry())

@@ -90,6 +90,10 @@ def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
+MIN_TEMPERATURE = 0.01
+"""The lowest sampling temperature above 0 (greedy): below it, rounding errors dominate an engine's logprobs."""
+
+
 class TunerModelConfig(Strict):
     """The model to tune (or an auxiliary one) and how it samples by default."""
 
@@ -98,7 +102,7 @@ class TunerModelConfig(Strict):
     max_model_len: int = Field(ge=2)
     """Most prompt plus sampled tokens of one call."""
     temperature: float = Field(default=1.0, ge=0.0)
-    """Sampling temperature of calls that do not set their own."""
+    """Sampling temperature of calls that do not set their own: 0 (greedy), or at least 0.01 where it trains."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Nucleus sampling (top-p) of calls that do not set their own."""
     top_k: int = Field(default=0, ge=0)

@@ -24,7 +24,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
         *("evaluation.before_and_after", "check.enabled", "check.num_tasks", "check.stop_without_signal"),
     ),
     "how the run is monitored, and when it gives up": (
-        *("monitor_type", "monitor_rollouts", "certificate.on_violation"),
+        *("monitor_type", "monitor_rollouts", "certificate.on_violation", "stall_report_s"),
         *("rollout.max_excluded_share", "evaluation.max_without_calls"),
         *("rollout.max_attempts", "rollout.timeout_s", "auxiliary_models.*.max_total_tokens"),
     ),
@@ -87,7 +87,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("model.model_path", "model.max_model_len", "model.temperature", "model.top_p", "model.top_k"),
         *("model.max_tokens", "model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser"),
         *("engine.dtype", "trainer.dtype", "trainer.lora.rank", "trainer.lora.alpha", "trainer.lora.target_modules"),
-        *("trainer.lora.base", "trainer.lora.experts"),
+        *("trainer.lora.base", "trainer.lora.experts", "trainer.train_towers"),
     ),
     "the algorithm, with which the certificate recomputes every step": (
         *("algorithm.algorithm_type", "algorithm.group_size", "algorithm.batch_size"),

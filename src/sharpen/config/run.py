@@ -406,8 +406,8 @@ class RunConfig(Strict):
     """What this process does: `both` is the whole run, `explore` only rolls out, `train` only trains, on the rollouts
     of an explorer of the same name (docs/use/two-processes.md)."""
     exchange: str | None = None
-    """Where explorer and trainer exchange data: a folder, or `postgresql://...` for the rollouts. None is `exchange` in
-    the run's folder."""
+    """Where explorer and trainer exchange rollouts and weights: a folder, or a database, `postgresql://...`. None is
+    `exchange` in the run's folder."""
     execution: Literal["local", "ray"] | None = None
     """Where the run's parts live: in one process, or in actors of Ray (docs/use/ray.md); None is `ray` if anything is
     set in `cluster`, else `local`."""
@@ -425,6 +425,9 @@ class RunConfig(Strict):
     `trackio`)."""
     time_limit_s: float | None = Field(default=None, gt=0.0)
     """Training stops after the step in which this time has passed."""
+    stall_report_s: float | None = Field(default=600.0, gt=0.0)
+    """Seconds without any finished call, rollout or step after which the run says, once, what waits where; it never
+    ends anything. None says nothing."""
     seed: int = Field(default=0, ge=0)
     """Seed of everything random in the run."""
     deterministic: bool = False

@@ -73,6 +73,8 @@ class TrainerConfig(Strict):
     are GPUs."""
     cpu_offload: bool = False
     """Keep weights and optimizer state in CPU memory, and on the GPU only the layer that computes."""
+    train_towers: bool = False
+    """Train the vision tower too, in place of keeping it as it came. Its output is then computed anew for each pass."""
     lora: LoraConfig | None = None
     """Train adapters in place of all weights; None trains all."""
 

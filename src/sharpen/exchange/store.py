@@ -1,34 +1,50 @@
-"""Where explored batches lie until a trainer takes them: a folder, or a table of PostgreSQL.
+"""Where explorer and trainer leave things for each other: a folder, or a database.
 
-In: numbered contents, as bytes. Out: the same bytes, whole or not at all. Number 0 is the explorer's `Announcement`,
-number k the batch of step k.
+In: contents by name, as bytes. Out: the same bytes, whole or not at all.
+
+    batches/000000.batch              what the explorer says of itself before its first batch (`Announcement`)
+    batches/<step>.batch              the rollouts of a step
+    trainer.json                      how far the trainer is, and which weights an explorer may use
+    weights/<session>-<version>.safetensors
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from sharpen.errors import JournalError
 from sharpen.files import write_whole
 
-_SUFFIX = ".batch"
+_FOLDER, _SUFFIX = "batches", ".batch"
+SCHEMES = ("postgresql://", "postgres://")
+"""How the address of a database begins."""
 
 
 class Store(Protocol):
-    """Holds contents by number; several processes may use one at the same time."""
+    """Holds contents by name (`folder/file`); several processes may use one at the same time, each by one thread."""
 
-    def put(self, number: int, content: bytes) -> None:
-        """Store a content, in place of one that is there."""
+    @property
+    def where(self) -> str:
+        """Where it is, for people: a folder, or an address without its password."""
 
-    def get(self, number: int) -> bytes | None:
+    def put(self, name: str, content: bytes) -> None:
+        """Store a content, in place of one that is there. Raises `JournalError`."""
+
+    def get(self, name: str) -> bytes | None:
         """Return a content; None if there is none."""
 
-    def remove(self, number: int) -> None:
+    def file(self, name: str) -> AbstractContextManager[Path | None]:
+        """Return a context that yields a file with a content, of which the memory need not hold all; None if there is
+        none."""
+
+    def remove(self, name: str) -> None:
         """Forget a content, if there is one."""
 
-    def numbers(self) -> list[int]:
-        """Return the numbers of the batches that are there (not that of the announcement), in ascending order."""
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, sorted."""
 
     def close(self) -> None:
         """Let go of what the store holds open."""
@@ -42,43 +58,82 @@ class FolderStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
 
-    def put(self, number: int, content: bytes) -> None:
-        """See `Store.put`."""
-        try:
-            write_whole(self._file(number), content)
-        except OSError as error:
-            raise JournalError(f"batch {number} could not be written to {self._folder}: {error}") from error
+    @property
+    def where(self) -> str:
+        """See `Store.where`."""
+        return str(self._folder)
 
-    def get(self, number: int) -> bytes | None:
+    def put(self, name: str, content: bytes) -> None:
+        """See `Store.put`."""
+        path = self._folder / name
+        try:
+            if path.parent != self._folder:
+                path.parent.mkdir(exist_ok=True)
+            write_whole(path, content)
+        except OSError as error:
+            raise JournalError(f"{name} could not be written to {self._folder}: {error}") from error
+
+    def get(self, name: str) -> bytes | None:
         """See `Store.get`."""
         try:
-            return self._file(number).read_bytes()
+            return (self._folder / name).read_bytes()
         except FileNotFoundError:
             return None
 
-    def remove(self, number: int) -> None:
-        """See `Store.remove`."""
-        self._file(number).unlink(missing_ok=True)
+    @contextmanager
+    def file(self, name: str) -> Iterator[Path | None]:
+        """See `Store.file`."""
+        path = self._folder / name
+        yield path if path.exists() else None
 
-    def numbers(self) -> list[int]:
-        """See `Store.numbers`."""
-        return sorted(number for path in self._folder.glob(f"*{_SUFFIX}") if (number := int(path.stem)))
+    def remove(self, name: str) -> None:
+        """See `Store.remove`."""
+        (self._folder / name).unlink(missing_ok=True)
+
+    def names(self, folder: str) -> list[str]:
+        """See `Store.names`."""
+        return sorted(f"{folder}/{path.name}" for path in (self._folder / folder).glob("[!.]*"))
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _file(self, number: int) -> Path:
-        return self._folder / f"{number:06d}{_SUFFIX}"
+
+class Batches:
+    """The batches of a store, by their steps. Number 0 is the explorer's `Announcement`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def put(self, number: int, content: bytes) -> None:
+        """Store a batch, in place of one that is there."""
+        self._store.put(_name(number), content)
+
+    def get(self, number: int) -> bytes | None:
+        """Return a batch; None if there is none."""
+        return self._store.get(_name(number))
+
+    def remove(self, number: int) -> None:
+        """Forget a batch, if there is one."""
+        self._store.remove(_name(number))
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the batches that are there (not that of the announcement), in ascending order."""
+        names = (Path(name) for name in self._store.names(_FOLDER))
+        return sorted(number for name in names if name.suffix == _SUFFIX and (number := int(name.stem)))
+
+
+def _name(number: int) -> str:
+    return f"{_FOLDER}/{number:06d}{_SUFFIX}"
 
 
 def open_store(exchange: str | None, run_dir: Path, run: str) -> Store:
     """Open the store of a run: by the setting `exchange`, a folder or the address of a PostgreSQL database, where the
-    rows of several runs are told apart by `run`; None is a folder in `run_dir`.
+    contents of several runs are told apart by `run`; None is a folder in `run_dir`.
 
-    Raises `ConfigError` if the database cannot be reached, or its client is not installed.
+    Raises `ConfigError` if the database cannot be used, or its client is not installed.
     """
-    if exchange is not None and exchange.startswith(("postgresql://", "postgres://")):
-        from sharpen.exchange.postgres import PostgresStore
+    if exchange is not None and exchange.startswith(SCHEMES):
+        from sharpen.exchange.database import DatabaseStore
 
-        return PostgresStore(exchange, run)
-    return FolderStore((run_dir / "exchange" if exchange is None else Path(exchange)) / "batches")
+        return DatabaseStore(exchange, run)
+    return FolderStore(run_dir / "exchange" if exchange is None else Path(exchange))

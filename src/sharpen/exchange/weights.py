@@ -1,10 +1,7 @@
-"""The trainer's weights on their way to an explorer: a file in the folder that both see.
+"""The trainer's weights on their way to an explorer: a file in the store that both use.
 
-In: tensors by name, the step and the policy version that they are of. Out: the newest file, by a note that is replaced
-in one move.
-
-    exchange/trainer.json                      how far the trainer is, and which weights an explorer may use
-    exchange/weights/<session>-<version>.safetensors
+In: tensors by name, the step and the policy version that they are of. Out: the newest file, by a note (`trainer.json`)
+that is replaced in one move.
 
 A trainer that begins again after a crash counts its versions from its checkpoint on, so that a version alone may name
 two sets of weights. Weights are named by session and version, and the note lists which versions of which session led to
@@ -17,17 +14,15 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharpen.errors import CheckpointError
-from sharpen.files import write_whole
+from sharpen.errors import CheckpointError, JournalError
+from sharpen.exchange.store import Store
 
 if TYPE_CHECKING:
     import torch
 
-_KEPT = 2
-"""Files of weights that stay: an explorer may be reading the last but one."""
+_FOLDER, _NOTE = "weights", "trainer.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +55,12 @@ class TrainerNote:
 class WeightPublisher:
     """The trainer's side: publishes weights, and says how far the training is."""
 
-    def __init__(self, folder: Path, *, step: int, version: int) -> None:
+    def __init__(self, store: Store, *, step: int, version: int) -> None:
         """Begin a session after `step`, with weights of this version; later ones of earlier sessions no longer
         count."""
-        (folder / "weights").mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        before = read_note(folder)
+        self._store = store
+        before = read_note(store)
+        self._last = None if before is None else _name(before.session, before.version)
         spans = () if before is None else _ended(before.spans, version)
         session = secrets.token_hex(4)
         self._note = TrainerNote(
@@ -78,15 +73,17 @@ class WeightPublisher:
         return self._note
 
     def publish(self, version: int, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Offer the weights that `step` led to. Raises `CheckpointError` if they cannot be written."""
-        file = _weights_file(self._folder, self._note.session, version)
+        """Offer the weights that `step` led to. The last but one stay, which an explorer may be reading, older ones are
+        removed. Raises `CheckpointError` if they cannot be written."""
+        name = _name(self._note.session, version)
         try:
-            _save(file, tensors)
+            self._store.put(name, _content(tensors))
             self._write(replace(self._note, version=version, step=step, trained=step))
-            for old in sorted(file.parent.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
-                old.unlink(missing_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"the weights of step {step} could not be written to {file}: {error}") from error
+            for old in set(self._store.names(_FOLDER)) - {name, self._last}:
+                self._store.remove(old)
+        except (JournalError, OSError) as error:
+            raise CheckpointError(f"the weights of step {step} could not be handed to the explorer: {error}") from error
+        self._last = name
 
     def trained(self, step: int) -> None:
         """Say that a step has trained whose weights are not published."""
@@ -94,38 +91,41 @@ class WeightPublisher:
 
     def _write(self, note: TrainerNote) -> None:
         self._note = note
-        write_whole(self._folder / "trainer.json", json.dumps(asdict(note), indent=2).encode())
+        self._store.put(_NOTE, json.dumps(asdict(note), indent=2).encode())
 
 
 class PublishedWeights:
     """The explorer's side: the newest weights, if they are not those that serve already."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, store: Store) -> None:
         """Nothing of the trainer's serves yet: the engine has the model's files."""
-        self._folder = folder
+        self._store = store
         self.session, self.version, self.step = "", 0, 0
 
     def newer(self) -> dict[str, torch.Tensor] | None:
         """Return the trainer's weights and take over their name; None if they serve already, or there are none."""
         from safetensors.torch import load_file
 
-        note = read_note(self._folder)
+        note = read_note(self._store)
         if note is None or (note.session, note.version) == (self.session, self.version):
             return None
         try:
-            tensors: dict[str, torch.Tensor] = load_file(_weights_file(self._folder, note.session, note.version))
-        except FileNotFoundError:  # still newer ones have replaced them
+            with self._store.file(_name(note.session, note.version)) as file:
+                if file is None:  # still newer ones have replaced them
+                    return None
+                tensors: dict[str, torch.Tensor] = load_file(file)
+        except FileNotFoundError:  # meanwhile
             return None
         self.session, self.version, self.step = note.session, note.version, note.step
         return tensors
 
 
-def read_note(folder: Path) -> TrainerNote | None:
+def read_note(store: Store) -> TrainerNote | None:
     """Read how far the trainer is; None if none has begun."""
-    try:
-        content = json.loads((folder / "trainer.json").read_bytes())
-    except FileNotFoundError:
+    found = store.get(_NOTE)
+    if found is None:
         return None
+    content = json.loads(found)
     spans = tuple(SessionSpan(**span) for span in content.pop("spans"))
     return TrainerNote(spans=spans, **content)
 
@@ -135,12 +135,13 @@ def _ended(spans: tuple[SessionSpan, ...], version: int) -> tuple[SessionSpan, .
     return tuple(replace(one, last=version if one.last is None else min(one.last, version)) for one in spans)
 
 
-def _weights_file(folder: Path, session: str, version: int) -> Path:
-    return folder / "weights" / f"{session}-{version}.safetensors"
+def _name(session: str, version: int) -> str:
+    return f"{_FOLDER}/{session}-{version}.safetensors"
 
 
-def _save(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write the tensors whole. Tied ones, which share memory, are written each by itself."""
+def _content(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Return the tensors as a file. Tied ones, which share memory, are in it each by itself."""
     from safetensors.torch import save
 
-    write_whole(file, save({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}))
+    content: bytes = save({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
+    return content

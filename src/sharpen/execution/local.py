@@ -21,6 +21,7 @@ from sharpen.execution.probe import sample_probes
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.sessions import openers, user_functions
 from sharpen.recipe import Job, Recipe, RolloutRecipe, RowRecipe
+from sharpen.rollout.exits import no_silent_exit
 from sharpen.rollout.in_process import Opener
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.types import Experience, IntArray, Mode
@@ -48,6 +49,8 @@ class LocalServing:
         with contextlib.ExitStack() as undo:  # closes the earlier parts if a later one fails
             self._silence = contextlib.ExitStack()
             self._silence.enter_context(silent_agents())
+            if config.rollout.isolation == "none":
+                self._silence.enter_context(no_silent_exit())
             undo.callback(self._silence.close)
             self.thread = ServingThread()
             undo.callback(self.thread.close)
@@ -99,6 +102,10 @@ class LocalServing:
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
         """See `Serving.probe`."""
         return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=temperature, noise=noise))
+
+    def num_answered(self) -> int:
+        """See `Serving.num_answered`."""
+        return self.gateway.busy.num_ended
 
     def generating_s(self) -> float:
         """See `Serving.generating_s`."""

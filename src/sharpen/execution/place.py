@@ -51,6 +51,9 @@ class Serving(Place, Protocol):
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
         """Start sampling probes with the served weights; see `execution.probe`."""
 
+    def num_answered(self) -> int:
+        """Return how many calls of the trained model have ended so far, as far as this process knows."""
+
     def generating_s(self) -> float:
         """Return the seconds so far in which the engine had a request. Of several engines the busiest counts, in each
         span between two calls."""

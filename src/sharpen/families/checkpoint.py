@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from sharpen.families.modules import has_towers, text_prefixes
+from sharpen.families.modules import has_towers, text_prefixes, trained_parameters
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _CONFIG = "config.json"
@@ -25,13 +25,15 @@ _SHARD_BYTES = 5 * 10**9
 
 
 def write_checkpoint(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
-    """Write the text's tensors in `dtype`, the others as they are in the folder that `module` was loaded from, and the
-    configuration. Without such a folder, or if its tensors have other names than transformers writes, all tensors of
-    the module are written."""
+    """Write what is trained (the text, maybe a tower) in `dtype`, the others as they are in the folder that `module`
+    was loaded from, and the configuration. Without such a folder, or if its tensors have other names than transformers
+    writes, all tensors of the module are written."""
     source = Path(module.config._name_or_path)
     before = _tensor_files(source)
-    text = {name: tensor for name, tensor in tensors.items() if name.startswith(text_prefixes(module))}
-    _save(directory, module, text, dtype)
+    names = {name for name, _ in trained_parameters(module)}
+    prefixes = text_prefixes(module)
+    trained = {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes) or name in names}
+    _save(directory, module, trained, dtype)
     written = _tensor_files(directory)
     if written.keys() <= before.keys():
         _add(directory, written, _untouched(before, written, module))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -116,9 +116,37 @@ def text_parameters(module: Any) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in module.named_parameters() if name.startswith(prefixes))
 
 
-def freeze_towers(module: Any) -> None:
-    """Stop training all but the text decoder and the output layer."""
+def trained_parameters(module: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield what a trainer changes: the text's parameters, frozen under adapters or not, and those of a trained
+    tower."""
     prefixes = text_prefixes(module)
+    named = module.named_parameters()
+    return ((name, one) for name, one in named if name.startswith(prefixes) or one.requires_grad)
+
+
+def tower_modules(module: Any) -> tuple[nn.Module, ...]:
+    """Return the modules whose own parameters are trained only with `trainer.train_towers`: those of the vision tower,
+    and what puts its output among the text's embeddings. A sharded model changes its parameters, not its modules."""
+    prefixes = text_prefixes(module)
+    return tuple(
+        part
+        for name, part in module.named_modules()
+        if not f"{name}.".startswith(prefixes) and not _AUDIO & set(name.split("."))
+    )
+
+
+def own_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    """Yield the parameters that these modules have themselves."""
+    return (parameter for module in modules for parameter in module.parameters(recurse=False))
+
+
+_AUDIO = {"audio_tower", "embed_audio"}
+
+
+def freeze_towers(module: Any, *, but_vision: bool = False) -> None:
+    """Stop training all but the text decoder and the output layer; with `but_vision` the vision tower goes on."""
+    prefixes = text_prefixes(module)
+    going_on = {id(parameter) for parameter in own_parameters(tower_modules(module))} if but_vision else set()
     for name, parameter in module.named_parameters():
-        if not name.startswith(prefixes):
+        if not name.startswith(prefixes) and id(parameter) not in going_on:
             parameter.requires_grad_(False)

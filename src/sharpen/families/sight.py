@@ -1,7 +1,8 @@
 """Shows images to a model: the output of its tower in place of image tokens' embeddings, and the positions that follow.
 
 In: a loaded model with a vision tower, pictures, and the tokens of a pass that stand for them. Out: a `View`, with
-which the text decoder computes that pass. The tower is frozen, so what it makes of a picture is kept.
+which the text decoder computes that pass. What a frozen tower makes of a picture is kept; an engine forgets it when new
+weights come. A trained tower computes each picture once in a pass, with gradients where the pass has them.
 
 Shape suffixes: N computed tokens of a pass, I image tokens among them, C hidden size.
 """
@@ -21,7 +22,7 @@ import torch
 from sharpen.errors import ModelError
 from sharpen.families.images import Eyes, eyes_of
 from sharpen.families.marks import IndexArray, Shown
-from sharpen.families.modules import decoder_of
+from sharpen.families.modules import decoder_of, own_parameters, tower_modules
 from sharpen.types import Picture
 
 _CACHED_BYTES = 256 * 2**20
@@ -66,6 +67,7 @@ class Sight:
         self._blocks: OrderedDict[str, tuple[IndexArray, int]] = OrderedDict()
         self._merge = getattr(module.config.vision_config, "spatial_merge_size", 1)
         self._decoder = decoder_of(module)
+        self._tower = tower_modules(module)
         self._decoder.register_forward_pre_hook(_look, with_kwargs=True)
 
     @property
@@ -86,22 +88,42 @@ class Sight:
         """Return how many image tokens stand for a picture."""
         return self.eyes.num_tokens(picture)
 
-    @torch.no_grad()
+    @property
+    def is_trained(self) -> bool:
+        """Whether the tower's weights change."""
+        return any(parameter.requires_grad for parameter in own_parameters(self._tower))
+
+    def nothing(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return 0, with a gradient of 0 for each trained parameter of the tower: all ranks of a sharded model have to
+        have one, also those without images."""
+        parts = [parameter.sum() for parameter in own_parameters(self._tower) if parameter.requires_grad]
+        return 0.0 * torch.stack(parts).sum().to(dtype)
+
+    def forget(self) -> None:
+        """Drop what the tower made of pictures: its weights are others now."""
+        self._seen.clear()
+
     def see(self, picture: Picture) -> Seen:
         """Return what the tower makes of a picture."""
         key = picture.sha256
+        if self.is_trained:
+            return self._look(picture)
         if key not in self._seen:
-            device = self._decoder.device
-            tensors = {name: tensor.to(device) for name, tensor in self.eyes.features(picture).items()}
-            output = self._model.get_image_features(**tensors, return_dict=True)
-            deeper = getattr(output, "deepstack_features", None) or ()
-            self._seen[key] = Seen(
-                rows_IC=torch.cat(tuple(output.pooler_output)), deeper=tuple(torch.cat(tuple(one)) for one in deeper)
-            )
+            with torch.no_grad():
+                self._seen[key] = self._look(picture)
             while len(self._seen) > 1 and sum(seen.num_bytes for seen in self._seen.values()) > _CACHED_BYTES:
                 self._seen.popitem(last=False)
         self._seen.move_to_end(key)
         return self._seen[key]
+
+    def _look(self, picture: Picture) -> Seen:
+        device = self._decoder.device
+        tensors = {name: tensor.to(device) for name, tensor in self.eyes.features(picture).items()}
+        output = self._model.get_image_features(**tensors, return_dict=True)
+        deeper = getattr(output, "deepstack_features", None) or ()
+        return Seen(
+            rows_IC=torch.cat(tuple(output.pooler_output)), deeper=tuple(torch.cat(tuple(one)) for one in deeper)
+        )
 
     def positions(self, position_N: IndexArray, shown: Sequence[Shown]) -> IndexArray:
         """Return the positions of tokens in time, height and width, shape (3, N), from their places in the sequence.
@@ -130,7 +152,8 @@ class Sight:
         """Return the view of a pass. `parts` says for some pictures which of their image tokens are computed, and in
         which rows."""
         device = self._decoder.device
-        seen = [(self.see(picture), torch.from_numpy(which).to(device)) for picture, which, _ in parts]
+        once = {picture: self.see(picture) for picture in dict.fromkeys(picture for picture, _, _ in parts)}
+        seen = [(once[picture], torch.from_numpy(which).to(device)) for picture, which, _ in parts]
         at_I = np.concatenate([rows for _, _, rows in parts]) if parts else np.zeros(0, np.int64)
         order = torch.from_numpy(np.argsort(at_I)).to(device)
         depth = len(seen[0][0].deeper) if seen else 0

@@ -77,7 +77,7 @@ FAMILIES: tuple[Family, ...] = (
     _row("Mistral", "mistral"),
     _row("Ministral", "ministral"),
     _row("Ministral 3", "ministral3"),
-    _row("Mistral 3, Mistral Small 3", "mistral3", needs="vision"),
+    _row("Mistral 3, Mistral Small 3", "mistral3", needs="vision", images=True),
     _row("Gemma", "gemma"),
     _row("Gemma 2", "gemma2", needs="soft_caps"),
     _row("Gemma 3", "gemma3", "gemma3_text", needs="vision", images=True),

@@ -18,6 +18,8 @@ class BusyClock:
         self._open = 0
         self._since = 0.0
         self._seconds = 0.0
+        self.num_ended = 0
+        """How many blocks have ended."""
 
     def __enter__(self) -> None:
         with self._lock:
@@ -30,6 +32,7 @@ class BusyClock:
     ) -> None:
         with self._lock:
             self._open -= 1
+            self.num_ended += 1
             if self._open == 0:
                 self._seconds += time.perf_counter() - self._since
 

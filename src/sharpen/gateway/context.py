@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sharpen.config.public import MIN_TEMPERATURE
 from sharpen.gateway.images import ImageReader
 from sharpen.gateway.memory import Memory
 from sharpen.gateway.requests import ApiError
 from sharpen.types import Sampling
 
-MIN_TEMPERATURE = 0.01
-"""The lowest temperature above 0 (greedy): below it, rounding errors dominate an engine's logprobs."""
 MIN_TOP_P = 1e-6
 
 

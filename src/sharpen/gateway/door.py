@@ -69,7 +69,7 @@ class Door:
     """Checks the bodies of one kind of request.
 
     `place` writes a place in a body as the vendor does. `unknown` is the vendor's error for a field that it does not
-    know, from the field's name.
+    know, from the field's name; None if there may be such fields.
     """
 
     def __init__(
@@ -78,9 +78,12 @@ class Door:
         self.adapter: TypeAdapter[Any] = TypeAdapter(schema)
         self._validate = self.adapter.validator.validate_python
         self._place, self._unknown = place, unknown
+        self._known = frozenset(schema.__annotations__) if unknown is not None else frozenset()
 
     def check(self, body: Any, *at: str | int) -> None:
         """Raise `ApiError` unless a decoded body is right. `at` is its own place, if it is a part of another."""
+        if self._unknown is not None and isinstance(body, dict) and not body.keys() <= self._known:
+            raise self._unknown(next(name for name in body if name not in self._known))  # else each were a problem
         try:
             self._validate(body)
         except ValidationError as error:
@@ -100,8 +103,6 @@ class Door:
         deepest = max(within, key=lambda one: len(one[0]))[0]
         told = [problem for place, problem in within if place == deepest]
         name = self._place((*at, *deepest))
-        if told[0]["type"] == "extra_forbidden" and self._unknown is not None and len(deepest) == 1:
-            return self._unknown(name)
         return ApiError(_sentence(name, _value_at(body, deepest), told), param=name)
 
 

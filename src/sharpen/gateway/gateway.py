@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +74,7 @@ from sharpen.types import IntArray, Outcome, Sampling
 logger = logging.getLogger(__name__)
 
 MAX_WARNINGS = 100
-LONG = 64 << 10
+LONG = 16 << 10
 """Bytes of a request that is read on another thread, or characters of the messages whose prompt is made there."""
 T = TypeVar("T")
 MAX_DECODING = 2
@@ -332,7 +333,12 @@ class Gateway:
         if session.tally is not None and (refusal := session.tally.admit()) is not None:
             raise refusal
         prompt = await self._prompt(session, raw, request)
-        constraint, notes = constraint_of(request, prompt.text, self._formats, self._renderer.added_token)
+        constraint, notes = await self._beside(
+            raw,
+            lambda _, request: constraint_of(request, prompt.text, self._formats, self._renderer.added_token),
+            session,
+            request,
+        )
         self._warn(notes)
         if not session.admits(request.n):
             message = f"This rollout may make {session.max_calls} calls at most."
@@ -427,7 +433,7 @@ class Gateway:
         self._warn([*warnings, *request.notes])
 
     def _warn(self, warnings: Sequence[str]) -> None:
-        for warning in warnings:
+        for warning in itertools.islice(warnings, MAX_WARNINGS):
             if warning not in self._warnings and len(self._warnings) < MAX_WARNINGS:
                 self._warnings.add(warning)
                 logger.warning("%s (reported once)", warning)
@@ -446,8 +452,12 @@ class Gateway:
             self._check_length("".join(text_of(message["content"]) for message in request.rendered), request)
             kwargs = {**self._template_kwargs, **request.template_kwargs}
             text = self._renderer.render(request.rendered, request.tools, kwargs, continue_final=request.continue_final)
+        elif isinstance(request.prompt, str):
+            text = request.prompt
+        elif len(request.prompt) >= self.engine.max_model_len:
+            raise PromptTooLongError(len(request.prompt), self.engine.max_model_len, request.asked)
         else:
-            text = request.prompt if isinstance(request.prompt, str) else ""
+            text = ""
         self._check_length(text, request)
         return text
 

@@ -27,8 +27,9 @@ _PARSED_PROBE = re.compile(r"""\{\s*["']probe["']\s*:\s*1\s*\}""")
 """The probe as JSON, or as Python shows it, which a template that expects strings does."""
 MAX_CHARACTERS = 16
 """A text with more characters for each token of the context is looked at from its beginning first."""
-LONG_TEXT = 1 << 16
-"""A text with more characters is encoded without each token's place in it: three times as fast, or more."""
+LONG_TEXT = 1 << 14
+"""A text with more characters is encoded without each token's place in it: three times as fast, or more, and other
+threads go on meanwhile."""
 SHORT_TEXT, MAX_LONG_KEPT = 8192, 16
 """Of texts with more characters only so many are kept with their ids: what others send must not fill the memory."""
 CONTEXT_IDS = 4

@@ -25,8 +25,8 @@ def copy_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> int:
     matched = match_weights(model, tensors)
     copied = 0
     with torch.no_grad():
-        for name, parameter in text_parameters(model):
-            if not _same_memory(parameter, matched[name]):
+        for name, parameter in model.named_parameters():
+            if name in matched and not _same_memory(parameter, matched[name]):
                 parameter.copy_(matched[name])
                 copied += 1
     return copied
@@ -37,8 +37,8 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def match_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensor for each parameter of `model`'s text, by the names of `text_parameters`, tied ones once. Towers
-    are not trained, and get no new weights.
+    """Return the tensor for each parameter of `model`'s text by name, tied ones once, and for those of a trained
+    tower, which come too.
 
     Raises `ModelError` if a parameter is missing, a name is unknown, a shape differs, or two names of a tied parameter
     have different values.
@@ -60,7 +60,8 @@ def match_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
     missing = sorted(name for name, parameter in text_parameters(model) if id(parameter) not in chosen)
     if missing:
         raise ModelError(f"parameters missing in the new weights: {_join_names(missing)}")
-    return {name: chosen[id(parameter)][0] for name, parameter in text_parameters(model)}
+    named = model.named_parameters()
+    return {name: chosen[id(parameter)][0] for name, parameter in named if id(parameter) in chosen}
 
 
 def _join_names(names: list[str]) -> str:

@@ -89,6 +89,8 @@ class Display:
         self._last: StepReport | None = None
         self._count: _Count | None = None
         self._doing, self._doing_since = "", 0.0
+        self.num_events = 0
+        """How often something was said, begun or counted."""
         self._printed_shares: Mapping[str, float] = {}
         self._block = block_for(stream, cast(TextIO, self._stream), self._block_lines)
         if self._block is not None:
@@ -100,6 +102,7 @@ class Display:
 
     def message(self, text: str, style: str = "") -> None:
         """Print one message; it stays above the live block."""
+        self.num_events += 1
         if self._block is not None:
             self._block.print_above(f"{text}\n", style=style)
         else:
@@ -135,6 +138,7 @@ class Display:
         only). With `alone`, whatever was counted has ended."""
         if alone:
             self._count = None
+        self.num_events += 1
         self._doing_since = time.monotonic()
         self._doing = what
         self._refresh()
@@ -192,12 +196,15 @@ class Display:
             self._print(line)
         self.run_directory(run_dir)
 
-    def stopped(self, run_dir: Path, *, step: int | None, named: bool) -> None:
-        """Print how to go on with a run that ended early: after `step`, the last one saved (None: there is none)."""
+    def stopped(self, run_dir: Path, *, step: int | None, trained: int, named: bool) -> None:
+        """Print how to go on with a run that ended early: after `step`, the last one saved (None: there is none) of
+        those `trained`."""
         self.close()
         self._print("")
-        if step is None:
-            self._print("no step was saved: the next start begins anew")
+        if step is None and trained:
+            self._print("no step was saved: to start over, delete the run directory, or choose another name")
+        elif step is None:
+            self._print("no step was trained: the next start begins anew")
         elif named:
             self._print(f"to go on after step {step}: start the same again")
         else:
@@ -221,6 +228,7 @@ class Display:
 
     def _counted(self, what: str, done: int, total: int) -> _Count:
         """Take note of how much is done of something, and return the note."""
+        self.num_events += 1
         count, now = self._count, time.monotonic()
         if count is None or count.what != what:
             count = _Count(what, done, total, now, now)

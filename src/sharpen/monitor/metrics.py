@@ -2,7 +2,7 @@
 
 In: a step and its numbers, named `reward/mean`, `loss/...`, `time/...`, `tokens/...`, `eval/...`. Out: the files of the
 run directory. A run resumed at step N first removes what it had written about later steps. Failures of the sink other
-than `metrics.jsonl` are reported once and counted; they never end a run.
+than `metrics.jsonl` never end or hold a run (`monitor.tolerant`).
 """
 
 from __future__ import annotations
@@ -12,103 +12,17 @@ import importlib.util
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol, get_args, runtime_checkable
+from typing import IO, Any, get_args
 
 from sharpen.config.extras import install_command
 from sharpen.config.public import MonitorType
-from sharpen.config.secrets import hide
 from sharpen.errors import ConfigError, JournalError
 from sharpen.files import write_whole
 from sharpen.monitor.services import SERVICES, Rows
-
-
-class Sink(Protocol):
-    """A destination for metrics."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write these numbers. If the sink is a file, they survive a kill of the process once this returns."""
-
-    def close(self) -> None:
-        """Finish writing."""
-
-
-@runtime_checkable
-class TakesSamples(Protocol):
-    """A destination that can also show texts."""
-
-    def sample(self, step: int, text: str) -> None:
-        """Show what the model said in a step, in Markdown."""
-
-
-@runtime_checkable
-class TakesRollouts(Protocol):
-    """A destination that can also show tables."""
-
-    def rollouts(self, step: int, rows: Rows) -> None:
-        """Show rollouts of a step, a row each."""
-
-
-class TolerantSink:
-    """A sink whose failures do not stop the run: a service may be down, a disk full. `open_` opens it, and `say` is
-    called with a message at the first failure. `refused` of the `asked` requests failed."""
-
-    def __init__(self, name: str, open_: Callable[[], Sink], say: Callable[[str], None]) -> None:
-        self._name = name
-        self._say = say
-        self._sink: Sink | None = None
-        self.asked = 0
-        self.refused = 0
-        with self._attempt("be opened"):
-            self._sink = open_()
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the numbers of a step, if the sink accepts them."""
-        with self._attempt(f"take the numbers of step {step}"):
-            if self._sink is None:
-                raise ConnectionError("it could not be opened")
-            self._sink.log(step, metrics)
-
-    def sample(self, step: int, text: str) -> None:
-        """Show a text of a step, if the sink takes some."""
-        if isinstance(self._sink, TakesSamples):
-            with self._attempt(f"take the sample of step {step}"):
-                self._sink.sample(step, text)
-
-    def rollouts(self, step: int, rows: Rows) -> None:
-        """Show rollouts of a step, if the sink takes tables."""
-        if isinstance(self._sink, TakesRollouts):
-            with self._attempt(f"take the rollouts of step {step}"):
-                self._sink.rollouts(step, rows)
-
-    def close(self) -> None:
-        """Finish writing, if the sink was opened."""
-        if self._sink is not None:
-            with self._attempt("be closed"):
-                self._sink.close()
-
-    @property
-    def line(self) -> str:
-        """How many requests were refused over the run, as text; empty if none."""
-        if not self.refused:
-            return ""
-        return f"{self._name} refused {self.refused} of {self.asked} requests: metrics.jsonl has every number"
-
-    @contextlib.contextmanager
-    def _attempt(self, what: str) -> Iterator[None]:
-        self.asked += 1
-        try:
-            yield
-        except Exception as error:  # the boundary to a package and a service that are not ours
-            self.refused += 1
-            if self.refused == 1:
-                reason = hide((str(error).strip() or type(error).__name__).splitlines()[0])
-                self._say(
-                    f"  ! {self._name} could not {what} ({type(error).__name__}: {reason}): the run continues, "
-                    "metrics.jsonl has every number; further failures are counted"
-                )
+from sharpen.monitor.tolerant import Sink, TolerantSink
 
 
 class Monitor:
@@ -143,7 +57,7 @@ class Monitor:
 
     @property
     def line(self) -> str:
-        """How many requests the other sink refused, as text; empty if none."""
+        """What the other sink refused or missed, as text; empty if nothing."""
         return "" if self._sink is None else self._sink.line
 
     def close(self) -> None:

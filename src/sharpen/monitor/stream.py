@@ -1,6 +1,7 @@
 """Output streams that may close during a run: a terminal is closed, the reader of a pipe ends.
 
-In: text. Out: the same text, as long as someone reads it; the run itself never depends on that.
+In: text. Out: the same text, as long as someone reads it; the run itself never depends on that. A rollout whose code
+writes without end is cut off.
 """
 
 from __future__ import annotations
@@ -8,14 +9,43 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
-from typing import Any, TextIO, cast
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TextIO, cast
+from weakref import WeakKeyDictionary
+
+MAX_WRITTEN = 1_000_000
+"""Characters that one rollout may write to one of the streams."""
+
+
+class Writer(Protocol):
+    """Someone who writes."""
+
+    @property
+    def label(self) -> str: ...
+
+
+WhoWrites = Callable[[], Writer | None]
+"""Returns the rollout whose code runs, or None."""
+
+
+def open_missing_streams() -> None:
+    """Give a process that was started without standard streams (a service, `>&-`) the null device in their place. A
+    file of ours must not get their descriptors, to which others write: the interpreter, libraries, child processes."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free is this one
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (as long as the process)
 
 
 @contextlib.contextmanager
-def lasting_output() -> Iterator[None]:
-    """Keep this process, including a user's workflow, from failing when the reader of its output goes away."""
-    out, err = cast(TextIO, LastingStream(sys.stdout)), cast(TextIO, LastingStream(sys.stderr))
+def lasting_output(who_writes: WhoWrites) -> Iterator[None]:
+    """Keep this process, including a user's workflow, from failing when the reader of its output goes away, and what
+    each rollout writes within bounds."""
+    out, err = (cast(TextIO, LastingStream(stream, who_writes)) for stream in (sys.stdout, sys.stderr))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield
 
@@ -28,8 +58,10 @@ class LastingStream:
     at exit) do not fail either.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, who_writes: WhoWrites | None = None) -> None:
         self._stream = stream
+        self._who_writes = who_writes
+        self._written: WeakKeyDictionary[Writer, int] = WeakKeyDictionary()
         self._gone = False
 
     def __getattr__(self, name: str) -> Any:
@@ -37,7 +69,10 @@ class LastingStream:
 
     def write(self, text: str) -> int:
         """Write the text, or give up the stream."""
-        if not self._gone:
+        length = len(text)
+        if self._who_writes is not None and (writer := self._who_writes()) is not None:
+            text = self._bounded(text, writer)
+        if text and not self._gone:
             try:
                 try:
                     self._stream.write(text)
@@ -45,7 +80,18 @@ class LastingStream:
                     self._stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
             except (OSError, ValueError):  # closed by the other side; closed by us
                 self._give_up()
-        return len(text)
+        return length
+
+    def _bounded(self, text: str, writer: Writer) -> str:
+        """Return what of the text a rollout may still write, with a remark where it is cut off."""
+        before = self._written.get(writer, 0)
+        self._written[writer] = before + len(text)
+        if before + len(text) <= MAX_WRITTEN:
+            return text
+        if before > MAX_WRITTEN:
+            return ""
+        remark = f"\n[rollout {writer.label} wrote more than {MAX_WRITTEN:,} characters: the rest is left out]\n"
+        return text[: MAX_WRITTEN - before] + remark
 
     def flush(self) -> None:
         """Flush the stream, or give it up."""

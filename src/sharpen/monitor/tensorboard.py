@@ -9,6 +9,7 @@ is its length, a checksum of the length, the record, and a checksum of the recor
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -65,7 +66,8 @@ class TensorBoardSink:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
         taken = len(list(folder.glob(f"{name}*")))
-        self._file = (folder / f"{name}.{taken}").open("xb")
+        self._file = (folder / f"{name}.{taken}").open("xb", buffering=0)
+        self._num_bytes = 0
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if resume_step is not None:
             start = SessionLog(status=SessionLog.START)
@@ -76,7 +78,7 @@ class TensorBoardSink:
             self._write(Event(wall_time=time.time(), summary=Summary(value=[_hyperparameters(settings)])))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append the numbers and flush them."""
+        """Append the numbers."""
         now: dict[str, float] = {}
         for name, value in metrics.items():
             tag = tag_of(name)
@@ -107,8 +109,13 @@ class TensorBoardSink:
     def _write(self, event: Any) -> None:
         record: bytes = event.SerializeToString()
         length = struct.pack("<Q", len(record))
-        self._file.write(length + _checksum(length) + record + _checksum(record))
-        self._file.flush()
+        data = length + _checksum(length) + record + _checksum(record)
+        written = self._file.write(data)
+        if written != len(data):  # a full disk: half a record would hide those after it
+            self._file.truncate(self._num_bytes)
+            self._file.seek(self._num_bytes)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+        self._num_bytes += written
 
 
 def _hyperparameters(settings: Mapping[str, Any]) -> Summary.Value:

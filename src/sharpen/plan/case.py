@@ -93,8 +93,10 @@ class Case:
     @property
     def num_trained(self) -> int:
         """The number of the policy's parameters that are trained."""
-        sizes, lora = self.models.policy, self.config.trainer.lora
-        return sizes.parameters if lora is None else sizes.lora_parameters(lora)
+        sizes, trainer = self.models.policy, self.config.trainer
+        if trainer.lora is not None:
+            return sizes.lora_parameters(trainer.lora)
+        return sizes.parameters + (sizes.towers if trainer.train_towers else 0)
 
     @property
     def num_in_tables(self) -> int:
@@ -124,7 +126,8 @@ class Case:
         time."""
         config = self.config
         one_process = not config.trainer.has_ranks and self.num_engines == 1 and not self.vllm and not config.uses_ray
-        same_weights = config.trainer.lora is None and not self.serves_in_bfloat16
+        trainer = config.trainer
+        same_weights = trainer.lora is None and not trainer.train_towers and not self.serves_in_bfloat16
         return one_process and same_weights and isinstance(self.recipe, RolloutRecipe) and not self.recipe.overlaps
 
     def changed(self, settings: Mapping[str, Any]) -> Case:

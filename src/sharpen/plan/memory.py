@@ -127,7 +127,7 @@ def _trainer_items(case: Case) -> Iterator[Item]:
     def item(role: str, num_bytes: int, when: When = "always") -> Item:
         return Item(role=role, num_bytes=-(-num_bytes // case.num_trainers), when=when)
 
-    frozen = sizes.towers + (0 if lora is None else sizes.parameters)
+    frozen = sizes.held - case.num_trained if lora is None else sizes.held
     rounded = sizes.block_linear + sizes.in_experts if lora is not None and case.trains_in_bfloat16 else 0
     yield item("policy: weights", 4 * (case.num_trained + frozen) - 2 * rounded - _saved_by_base(case))
     if case.num_in_base and case.on_cpu:

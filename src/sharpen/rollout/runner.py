@@ -227,7 +227,7 @@ class RolloutRunner:
         if self._fatal is not None:
             raise self._fatal_error()
         self._groups.add(this)
-        members = [asyncio.create_task(self._rollouts(ticket, on_rollout)) for ticket in tickets]
+        members = [asyncio.create_task(self._rollouts(ticket, on_rollout), name=ticket.id) for ticket in tickets]
         for member in members:
             self._members.add(member)
             member.add_done_callback(self._members.discard)

@@ -28,6 +28,7 @@ from sharpen.monitor.metrics import Monitor, open_monitor
 from sharpen.monitor.stream import lasting_output
 from sharpen.monitor.summary import process_seconds
 from sharpen.recipe import RolloutRecipe, RowRecipe, TrainingJob
+from sharpen.rollout.user_loop import owner
 from sharpen.run.data import read_expert_only, read_tasks
 from sharpen.run.expert import ExpertRows, make_expert_rows
 from sharpen.run.forecast import before_run
@@ -35,6 +36,7 @@ from sharpen.run.former_formats import with_former_formats
 from sharpen.run.identity import Identity, model_identity, rows_identity
 from sharpen.run.progress import Progress
 from sharpen.run.receiver import Inbox, open_inbox
+from sharpen.run.stall import StallWatch
 from sharpen.run.transcripts import Transcripts
 from sharpen.supervised.data import make_tutor, read_data
 from sharpen.tasks.data import RunData
@@ -124,7 +126,26 @@ def open_loop(
         stack.callback(loop.monitor.close)
         stack.enter_context(_closing(loop.journal))
         site.display.doing("")
+        stack.enter_context(_stall_watch(site, serving))
         yield loop, site
+
+
+@contextlib.contextmanager
+def _stall_watch(site: Site, serving: Serving | None) -> Iterator[None]:
+    """Watch whether the run stands still, if it is to be watched."""
+    config = site.job.config
+    if config.stall_report_s is None:
+        yield
+        return
+    watch = StallWatch(
+        config.stall_report_s,
+        lambda: (site.display.num_events, 0 if serving is None else serving.num_answered()),
+        site.directory.path / "stalled.txt",
+        "the run goes on. Ctrl-C ends it and saves the last whole step; a rollout ends after rollout.timeout_s "
+        f"({config.rollout.timeout_s:g} s)",
+    )
+    with contextlib.closing(watch):
+        yield
 
 
 @contextlib.contextmanager
@@ -159,7 +180,7 @@ def open_site(
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_run_directory(resolved, config_path, identities, data.training))
         stack.enter_context(stop_signals())
-        stack.enter_context(lasting_output())
+        stack.enter_context(lasting_output(owner.get))
         order, inbox, total_steps = _open_supply(config, data, directory.path, identities["model"])
         display = stack.enter_context(contextlib.closing(display or Display(total_steps, sys.stdout)))
         display.set_total_steps(total_steps)
@@ -344,7 +365,7 @@ def _supply(
         age = (
             "of any age (sync.max_staleness bounds it)" if bound is None else f"at most {bound} policy versions behind"
         )
-        site.display.message(f"rollouts come from {site.inbox.folder}, {age}")
+        site.display.message(f"rollouts come from {site.inbox.store.where}, {age}")
         return Receiver(
             site.inbox,
             recipe.schedule,

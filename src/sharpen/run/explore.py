@@ -19,7 +19,7 @@ from sharpen.config.load import ResolvedConfig, write_config, write_resolved
 from sharpen.decide import decide_rollouts
 from sharpen.exchange.announcement import Announcement
 from sharpen.exchange.batch import ExploredBatch
-from sharpen.exchange.store import Store, open_store
+from sharpen.exchange.store import Batches, open_store
 from sharpen.exchange.weights import PublishedWeights
 from sharpen.execution.place import Serving
 from sharpen.execution.probe import probe_at_start
@@ -31,12 +31,13 @@ from sharpen.monitor.stream import lasting_output
 from sharpen.recipe import RolloutRecipe
 from sharpen.rollout.refill import StepRollouts, num_sampled_tokens
 from sharpen.rollout.statistics import summarize
+from sharpen.rollout.user_loop import owner
 from sharpen.run.data import read_tasks
 from sharpen.run.explorer import Explorer
 from sharpen.run.former_formats import with_former_formats
 from sharpen.run.identity import Identity, model_identity, rows_identity
 from sharpen.run.lock import locked
-from sharpen.run.receiver import exchange_folder, wait_for
+from sharpen.run.receiver import wait_for
 from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, read_recorded
 from sharpen.tasks.order import Order
 from sharpen.tasks.selection import make_order
@@ -78,7 +79,7 @@ def explore(
         )
         lines = stack.enter_context(open_folder(run_dir / EXPLORER, resolved, config_path, identities))
         stack.enter_context(stop_signals())
-        stack.enter_context(lasting_output())
+        stack.enter_context(lasting_output(owner.get))
         display = stack.enter_context(contextlib.closing(Display(total, sys.stdout)))
         for line in (*resolved.notices, *resolved.overrides, *job.notices, *lines, *data.messages):
             display.message(line)
@@ -87,19 +88,20 @@ def explore(
         display.message(serving.line)
         probe = probe_at_start(config, serving, data.training)
         announcement = Announcement.of(config, total_steps=total, model=identities["model"], probe=probe)
-        store.put(0, announcement.to_bytes())
+        batches = Batches(store)
+        batches.put(0, announcement.to_bytes())
         exploring = _Exploring(
             recipe=job.recipe,
             tasks=data.training,
             order=order,
             total=total,
             serving=serving,
-            store=store,
-            weights=PublishedWeights(exchange_folder(config.exchange, run_dir)),
+            batches=batches,
+            weights=PublishedWeights(store),
             display=display,
         )
         done = exploring.run()
-        held = len(store.numbers())
+        held = len(batches.numbers())
         display.message(f"{done} batches rolled out; the exchange of {run_dir} holds {held} of {total}")
         return Exploration(run_dir=run_dir, batches=done, total=held)
 
@@ -132,7 +134,7 @@ class _Exploring:
     order: Order
     total: int
     serving: Serving
-    store: Store
+    batches: Batches
     weights: PublishedWeights
     display: Display
     _done: int = field(default=0, init=False)
@@ -152,19 +154,19 @@ class _Exploring:
                 order=self.order.state(),
                 generate_s=self.serving.generating_s() - generated_s,
             )
-            self.store.put(number, batch.to_bytes())
+            self.batches.put(number, batch.to_bytes())
             self._done += 1
             self._report(number, rollouts, time.perf_counter() - began)
         return self._done
 
     def _missing(self) -> int | None:
-        there = set(self.store.numbers())
+        there = set(self.batches.numbers())
         return next((number for number in range(1, self.total + 1) if number not in there), None)
 
     def _restore_order(self) -> None:
         """Go on with the tasks behind those of the last batch."""
-        for number in reversed(self.store.numbers()):
-            if (content := self.store.get(number)) is not None:  # the trainer may just have refused it
+        for number in reversed(self.batches.numbers()):
+            if (content := self.batches.get(number)) is not None:  # the trainer may just have refused it
                 self.order.restore(ExploredBatch.from_bytes(content).order)
                 self.display.message(f"continuing after batch {number}")
                 return

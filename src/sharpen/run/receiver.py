@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sharpen.config.run import RunConfig
 from sharpen.exchange.announcement import Announcement
 from sharpen.exchange.batch import ExploredBatch
-from sharpen.exchange.store import Store, open_store
+from sharpen.exchange.store import Batches, Store, open_store
 from sharpen.exchange.weights import WeightPublisher
 from sharpen.monitor.display import Display
 from sharpen.rollout.refill import StepRollouts
@@ -36,25 +36,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbox:
-    """Where a trainer finds the batches of its explorer: `folder` takes its weights."""
+    """Where a trainer finds the batches of its explorer, and leaves its weights."""
 
     store: Store
-    folder: Path
     announcement: Announcement
-
-
-def exchange_folder(exchange: str | None, run_dir: Path) -> Path:
-    """The folder of a run's exchange; with a database, weights still go through the run's folder."""
-    return run_dir / "exchange" if exchange is None or "://" in exchange else Path(exchange)
 
 
 def open_inbox(config: RunConfig, run_dir: Path, model: Identity, say: Callable[[str], None]) -> Inbox:
     """Wait for the explorer of this run. Raises `ConfigError` if it does another run."""
     store = open_store(config.exchange, run_dir, f"{config.project}/{config.name}")
-    content = wait_for(lambda: store.get(0), f"the explorer of {config.name!r} (sharpen run with mode explore)", say)
+    content = wait_for(
+        lambda: Batches(store).get(0), f"the explorer of {config.name!r} (sharpen run with mode explore)", say
+    )
     announcement = Announcement.from_bytes(content)
     announcement.check(config, model)
-    return Inbox(store=store, folder=exchange_folder(config.exchange, run_dir), announcement=announcement)
+    return Inbox(store=store, announcement=announcement)
 
 
 class Receiver:
@@ -65,11 +61,11 @@ class Receiver:
     ) -> None:
         """Publish the trainer's weights, which `trained` steps led to."""
         self.schedule = schedule
-        self._store = inbox.store
+        self._store, self._batches = inbox.store, Batches(inbox.store)
         self._total = total_steps
         self._display = display
         self._trained = trained
-        self._publisher = WeightPublisher(inbox.folder, step=trained, version=trainer.version)
+        self._publisher = WeightPublisher(inbox.store, step=trained, version=trainer.version)
         self._waited_s = self._sync_s = 0.0
         self._batch: ExploredBatch | None = None
         self._publish(trainer)
@@ -80,7 +76,7 @@ class Receiver:
         self._display.doing("waiting")
         while True:
             content = wait_for(
-                lambda: self._store.get(number), f"batch {number} of the explorer", self._display.message
+                lambda: self._batches.get(number), f"batch {number} of the explorer", self._display.message
             )
             batch = ExploredBatch.from_bytes(content)
             problem = self._problem(batch, trainer.version)
@@ -88,7 +84,7 @@ class Receiver:
                 break
             again = "its sessions go back to the server" if batch.sessions else "it is rolled out again"
             self._display.message(f"batch {number} is refused, {again}: {problem}")
-            self._store.remove(number)
+            self._batches.remove(number)
         self._display.doing("")
         self._batch, self._waited_s = batch, time.perf_counter() - began
         return batch.rollouts
@@ -128,7 +124,7 @@ class Receiver:
     @property
     def num_ahead(self) -> int:
         """Batches that lie ready beyond the one that trained last."""
-        return sum(number > self._trained for number in self._store.numbers())
+        return sum(number > self._trained for number in self._batches.numbers())
 
     def close(self) -> None:
         """Let go of the exchange. What lies there stays."""

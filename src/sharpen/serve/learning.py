@@ -22,14 +22,13 @@ from sharpen.config.load import ResolvedConfig
 from sharpen.decide import decide_learning_server
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.exchange.announcement import Announcement
-from sharpen.exchange.store import Store, open_store
+from sharpen.exchange.store import Batches, Store, open_store
 from sharpen.exchange.weights import PublishedWeights, TrainerNote, read_note
 from sharpen.execution.probe import probe_at_start, sample_probes
 from sharpen.interrupts import deferred_interrupt, stop_signals
 from sharpen.recipe import RolloutRecipe
 from sharpen.run.explore import open_folder
 from sharpen.run.identity import model_identity
-from sharpen.run.receiver import exchange_folder
 from sharpen.serve.front import Front
 from sharpen.serve.groups import Sizes, choose, make_batch, teaches, too_old
 from sharpen.serve.metrics import Metric, single
@@ -91,7 +90,7 @@ def serve_and_learn(
         model = stack.enter_context(loaded(job, options.name, say))
         probe = probe_at_start(config, _Probing(model), [_TASK])
         announcement = Announcement.of(config, total_steps=total, model=identity["model"], probe=probe)
-        store.put(0, announcement.to_bytes())
+        Batches(store).put(0, announcement.to_bytes())
         learning = _learning(job.recipe, model, store, run_dir, options, say)
         front = Front(
             model.gateway,
@@ -128,11 +127,10 @@ def _learning(
         idle_s=options.idle_s,
         group_size=config.algorithm.group_size,
     )
-    if number := sessions.restore(store):
+    if number := sessions.restore(Batches(store)):
         say(f"{number} sessions of before go on")
-    folder = exchange_folder(config.exchange, run_dir)
     return Learning(
-        recipe=recipe, model=model, store=store, folder=folder, weights=PublishedWeights(folder), sessions=sessions,
+        recipe=recipe, model=model, store=store, weights=PublishedWeights(store), sessions=sessions,
         say=say,
     )  # fmt: skip
 
@@ -161,7 +159,6 @@ class Learning:
     recipe: RolloutRecipe
     model: Loaded
     store: Store
-    folder: Path
     weights: PublishedWeights
     sessions: Sessions
     say: Callable[[str], None]
@@ -220,7 +217,7 @@ class Learning:
         """Give the trainer a batch, if it needs one and there is one."""
         total = self.recipe.config.train_dataset.total_steps
         assert total is not None
-        note, there = read_note(self.folder), set(self.store.numbers())
+        note, there = read_note(self.store), set(Batches(self.store).numbers())
         trained = 0 if note is None else note.trained
         for refused, count in self.sessions.settle(trained, there).items():
             self.say(f"the trainer refused batch {refused} (its output says why): its {count} sessions wait again")
@@ -237,7 +234,7 @@ class Learning:
         batch = make_batch(chosen, number, self.recipe.algorithm, sizes, generate_s=busy_s - self._busy_s)
         if not self.sessions.give([visit.id for visit in used], number):
             return
-        self.store.put(number, batch.to_bytes())
+        Batches(self.store).put(number, batch.to_bytes())
         self._busy_s = busy_s
         self._batches += 1
         mean = sum(visit.reward or 0.0 for visit in used) / len(used)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.exchange.batch import ExploredBatch
-from sharpen.exchange.store import Store
+from sharpen.exchange.store import Batches
 from sharpen.files import write_whole
 from sharpen.gateway.exchange import RawRequest
 from sharpen.gateway.gateway import Gateway
@@ -63,14 +63,14 @@ class Sessions:
         self._shared: Visit | None = None
         self._num_forgotten = 0
 
-    def restore(self, store: Store) -> int:
+    def restore(self, batches: Batches) -> int:
         """Read the sessions of before. One that was to be given to a batch is in it if the batch in the store says so,
         else it waits again. Return how many there are. Raises `JournalError` for a file that cannot be read."""
-        last = max(store.numbers(), default=None)
+        last = max(batches.numbers(), default=None)
 
         @functools.cache
         def members(number: int) -> tuple[str, ...]:
-            content = store.get(number)
+            content = batches.get(number)
             return () if content is None else ExploredBatch.from_bytes(content).sessions
 
         for file in sorted(self._folder.glob(f"*{SUFFIX}")):

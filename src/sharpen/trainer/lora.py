@@ -42,6 +42,7 @@ def load_trained(source: str | Path, config: TrainerConfig, device: torch.device
             device=device,
             gradient_checkpointing=config.gradient_checkpointing,
             offload_activations=config.offload_activations,
+            train_towers=config.train_towers,
         )
     first = device if config.lora.base == "own" else torch.device("cpu")  # a GPU never holds them in fp32
     model = AdaptedModel(

@@ -18,13 +18,18 @@ OLDEST = (0, 18)
 
 def check_lora(config: TrainerConfig) -> None:
     """Raise `ConfigError` if `trainer.lora` is set and peft is missing or too old, or bitsandbytes for `nf4`; or with a
-    balance loss."""
+    balance loss or a trained tower."""
     if config.lora is None:
         return
     if config.balance_coef:
         raise ConfigError(
             f"trainer.balance_coef is {config.balance_coef:g}, but with trainer.lora the routers are frozen, and it "
             "would change other weights instead: leave one of the two out"
+        )
+    if config.train_towers:
+        raise ConfigError(
+            "trainer.train_towers trains the tower's own weights, but trainer.lora adapters of the text alone: leave "
+            "one of the two out"
         )
     install = f"{install_command('lora')}, or leave trainer.lora out to train all weights"
     try:

@@ -25,12 +25,12 @@ from sharpen.families.checkpoint import write_checkpoint
 from sharpen.families.configuration import read_config
 from sharpen.families.experts import experts_of, round_experts
 from sharpen.families.marks import Shown, both_ways
-from sharpen.families.modules import decoder_of, freeze_towers, load_module, text_parameters
+from sharpen.families.modules import decoder_of, freeze_towers, load_module, trained_parameters
 from sharpen.families.pieces import Piece
 from sharpen.families.recurrent import mixers_of, replace_forward
 from sharpen.families.routing import recording, routing_of, to_array
 from sharpen.families.sight import Sight, View, showing
-from sharpen.families.table import needs_of, refuse_unsupported
+from sharpen.families.table import missing_images, needs_of, refuse_unsupported
 from sharpen.families.windows import short_windows
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
@@ -82,18 +82,22 @@ class TrainedModel:
         compute_dtype: torch.dtype,
         gradient_checkpointing: bool = False,
         offload_activations: bool = False,
+        train_towers: bool = False,
         max_logits: int | None = None,
         varlen: Varlen | None = None,
     ) -> None:
         """Take over `module`, a Hugging Face causal model. Raises `ModelError` if packed training cannot reproduce its
-        logprobs.
+        logprobs, or if a vision tower is to be trained that it has not.
 
         `offload_activations` keeps what the backward pass needs of the forward pass in the host's memory. `max_logits`
         and `varlen` (an attention kernel) default to what suits the device.
         """
         refuse_unsupported(module.config, type(module).__name__, "trainer")
         module.eval()
-        freeze_towers(module)
+        freeze_towers(module, but_vision=train_towers)
+        if train_towers and (missing := missing_images(module.config)):
+            name = module.name_or_path
+            raise ModelError(f"trainer.train_towers is true, but {name} has no images ({missing}): set it to false")
         self.routing = routing_of(module)
         round_experts(module)
         self._offloads = offload_activations
@@ -140,6 +144,7 @@ class TrainedModel:
         device: torch.device,
         gradient_checkpointing: bool = False,
         offload_activations: bool = False,
+        train_towers: bool = False,
     ) -> TrainedModel:
         """Load a Hugging Face model with fp32 weights on `device`."""
         return cls(
@@ -147,6 +152,7 @@ class TrainedModel:
             compute_dtype=resolve_dtype(dtype, device),
             gradient_checkpointing=gradient_checkpointing,
             offload_activations=offload_activations,
+            train_towers=train_towers,
         )
 
     def shard(self, mesh: DeviceMesh, device: torch.device, *, cpu_offload: bool, keep_head: bool) -> None:
@@ -178,10 +184,14 @@ class TrainedModel:
         return [layer.weight for layer in layers if layer is not None]
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the text's weights for the engine by their Hugging Face names, tied ones once. They are not copies,
-        except merged weights of a model with adapters.
+        """Return the weights for the engine by their Hugging Face names, tied ones once: the text's, and a trained
+        tower's. They are not copies, except merged weights of a model with adapters.
         """
-        return {name: tensor.detach() for name, tensor in self.merge_adapters(text_parameters(self.module))}
+        return {name: tensor.detach() for name, tensor in self.served()}
+
+    def served(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors of `state_tensors`, one at a time; they may be sharded."""
+        return self.merge_adapters(trained_parameters(self.module))
 
     def move_weights_into(self, memory: Mapping[str, torch.Tensor]) -> bool:
         """Move the weights into these tensors, named as in `state_tensors`, and use them from now on.
@@ -332,7 +342,10 @@ class TrainedModel:
             routes_NLK = to_device(pack.routes_NLK.astype(np.int64), self.device)
         balancing = nullcontext() if self.routing is None else self.routing.balancing(balance)
         with balancing, showing(self._view(pack)):
-            return self._routed(pack.ids_N, pack.positions_N, pack.segments, routes_NLK, pack.shown)
+            hidden_NC = self._routed(pack.ids_N, pack.positions_N, pack.segments, routes_NLK, pack.shown)
+        if self._sight is None or not self._sight.is_trained:
+            return hidden_NC
+        return hidden_NC + self._sight.nothing(hidden_NC.dtype)
 
     def _view(self, pack: Pack) -> View | None:
         """Return the images of a pack; None if it has none."""

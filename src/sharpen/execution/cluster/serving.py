@@ -157,6 +157,10 @@ class RayServing:
         """See `Serving.probe`."""
         return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=temperature, noise=noise))
 
+    def num_answered(self) -> int:
+        """None is known here: each worker has a gateway of its own."""
+        return 0
+
     def generating_s(self) -> float:
         """See `Serving.generating_s`."""
         self.thread.call(self._read_busy())

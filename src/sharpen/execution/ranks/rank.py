@@ -54,14 +54,13 @@ class RankTrainer:
     def weight_specs(self) -> list[WeightSpec]:
         """Return the specs of the published weights, in the order of `give_weights`."""
         policy = self._trainer.policy
-        named = policy.merge_adapters(policy.module.named_parameters())
-        return [WeightSpec(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype) for name, tensor in named]
+        return [WeightSpec(name=name, shape=tuple(one.shape), dtype=one.dtype) for name, one in policy.served()]
 
     def give_weights(self, take: Callable[[str, torch.Tensor], None]) -> None:
         """Gather the published weights one after the other. On the first rank `take` receives each with its Hugging
         Face name (tied weights once), unsharded, on the device; it must copy what it keeps."""
         policy = self._trainer.policy
-        for name, tensor in policy.merge_adapters(policy.module.named_parameters()):
+        for name, tensor in policy.served():
             full = whole(tensor.detach())
             if self._ranks.rank == 0:
                 take(name, full)

@@ -15,7 +15,7 @@ from sharpen.gateway.constraints import form_of, schema_of
 from sharpen.gateway.context import Context, sampling_of
 from sharpen.gateway.door import Door, openai_place
 from sharpen.gateway.images import with_references
-from sharpen.gateway.protocols.chat_schema import AnyKnownMessage, AnyMessage, ChatRequest
+from sharpen.gateway.protocols.chat_schema import AnyKnownMessage, AnyMessage, ChatRequest, StreamOptions
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import dump
 from sharpen.gateway.requests import (
@@ -152,6 +152,10 @@ def _include_usage(given: Mapping[str, Any], stream: bool) -> bool:
         return False
     if not stream:
         raise ApiError("'stream_options' needs 'stream': true.", param="stream_options")
+    if (unknown := next((name for name in options if name not in StreamOptions.__annotations__), None)) is not None:
+        raise ApiError(
+            f"'stream_options' has {short_repr(unknown)}; it may have 'include_usage'.", param="stream_options"
+        )
     return bool(options.get("include_usage"))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Required
 
-from pydantic import Field, with_config
+from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from sharpen.gateway.door import (
@@ -235,9 +235,9 @@ class SchemaFormat(TypedDict):
     json_schema: JsonSchema
 
 
-@with_config(CLOSED)
+@with_config(ConfigDict(**OPEN, json_schema_extra={"additionalProperties": False}))
 class StreamOptions(TypedDict, total=False):
-    """What a stream has beside the answer."""
+    """What a stream has beside the answer. Other fields are `chat`'s to refuse: a million would be as many problems."""
 
     include_usage: Truth
     include_obfuscation: Truth

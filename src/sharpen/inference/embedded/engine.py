@@ -280,6 +280,8 @@ class EmbeddedEngine:
             load_adapters(self._model, tensors)
         elif not copy_weights(self._model, tensors) and version != self.version:
             self._fail_all(EngineError("the weights changed while the call ran"))
+        if self._adapters is None and tensors.keys() - self.weights().keys():  # a trained tower's
+            self._pictures.forget()
         if self._stepper.graphs is not None:
             self._stepper.graphs.check_addresses()
         self._scheduler.suspend_all()

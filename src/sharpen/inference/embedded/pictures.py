@@ -59,6 +59,11 @@ class EnginePictures:
         assert self._sight is not None
         return self._sight.eyes.image_token_id
 
+    def forget(self) -> None:
+        """Look at every picture anew: the model's weights are others now."""
+        if self._sight is not None:
+            self._sight.forget()
+
     def read(self, request: GenerateRequest) -> JobPictures | None:
         """Read the images of a request, on any thread; None if it has none. Raises `SamplingError` if the model sees no
         images, or if the request's are not where its ids say; `ImageError` if one cannot be read."""
