@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from toy_model import make_toy_model
 
 # The same examples in every run: what lands is judged by a run that can be repeated. To search for new ones:
 # HYPOTHESIS_PROFILE=search make test
@@ -27,56 +28,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell: tests of Ctrl-C need it
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-CHATML = """{%- for message in messages -%}
-<|im_start|>{{ message.role }}
-{{ message.content or '' }}{%- for call in message.tool_calls or [] %}
-<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments }}}</tool_call>{%- endfor -%}
-<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}"""
-
-
-def make_toy_model(folder: Path, *, seed: int = 0, template: str | None = CHATML) -> Path:
-    """Write a random Qwen3 model (2 layers, hidden 32) with a byte-level tokenizer of about 290 entries."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=290,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["user assistant system tool question answer yes no"] * 4, trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=template
-    )
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=len(fast),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        eos_token_id=fast.eos_token_id,
-        pad_token_id=fast.pad_token_id,
-    )
-    model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(eos_token_id=fast.eos_token_id, pad_token_id=fast.pad_token_id)
-    model.save_pretrained(folder)
-    fast.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -114,6 +114,8 @@ def test_two_machines_without_a_shared_disk(config, postgres):
     (there,) = (config.parent / "explorer" / "Sharpen").iterdir()
     for folder in (found, there):
         assert not (folder / "exchange").exists()
+        written = [path for path in folder.rglob("*") if path.is_file()]
+        assert [path.name for path in written if b"secret-word" in path.read_bytes()] == []
 
 
 def test_what_lost_weights_sampled_is_rolled_out_again(config):

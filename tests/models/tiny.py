@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING
 from sharpen.families.modules import class_for
 
 VOCABULARY = 320
-"""Enough for the tokenizer of `conftest.make_toy_model`, whose special ids are those below."""
+"""Enough for the tokenizer of `toy_model.make_toy_model`, whose special ids are those below."""
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

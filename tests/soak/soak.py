@@ -30,7 +30,7 @@ import numpy as np
 from sharpen import AlgorithmConfig, DatasetConfig, JudgeOutput, TunerModelConfig, WorkflowOutput, tune
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from conftest import make_toy_model
+from toy_model import make_toy_model
 
 Way = Literal["in_process", "http"]
 WAYS: tuple[Way, ...] = ("in_process", "http")

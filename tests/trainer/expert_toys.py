@@ -86,7 +86,7 @@ def make_experts(family: str, dtype: torch.dtype = torch.float32, seed: int = 0)
 
 
 def put_experts(folder: Path) -> Path:
-    """Replace the toy model in `folder` (`conftest.make_toy_model`) by a mixture of 8 experts of its sizes."""
+    """Replace the toy model in `folder` (`toy_model.make_toy_model`) by a mixture of 8 experts of its sizes."""
     dense = json.loads((folder / "config.json").read_text())
     kept = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
     kept += ("max_position_embeddings", "tie_word_embeddings", "eos_token_id", "pad_token_id")
