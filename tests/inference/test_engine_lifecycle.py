@@ -11,6 +11,7 @@ import torch
 from toy_engines import END, make_engine, make_model, prompt_of, request, run_all
 
 from sharpen.errors import ContextOverflowError, EngineError, SamplingError
+from sharpen.inference.embedded.kv import KVLayout, KVPool
 from sharpen.inference.engine import Engine, Generation
 
 
@@ -188,12 +189,28 @@ def test_non_finite_logits_are_refused_and_do_not_linger() -> None:
 
 
 def test_weights_are_loaded_after_a_call_at_a_temperature_near_0() -> None:
-    """Red when `zero_all` (kv.py) is not in inference mode, in which a step has made the tensors of a longer pool."""
     engine = make_engine(make_model("qwen3"))
     with pytest.raises(EngineError, match="finite"):
-        run_all(engine, [request(prompt_of(60, 1), max_tokens=40, temperature=1e-40)])
+        run_all(engine, [request(prompt_of(200, 1), temperature=1e-40)])
     asyncio.run(engine.load(1, {name: tensor.clone() for name, tensor in make_model("qwen3").named_parameters()}))
     assert run_all(engine, [request([5, 6], max_tokens=1)])[0].finish_reason in ("length", "stop")
+
+
+def test_a_pool_that_grew_in_a_step_is_zeroed_outside_of_one() -> None:
+    """As the next weights are loaded. Red on a device that is not the CPU when `zero_all` (kv.py) is not in inference
+    mode, in which a step makes the tensors of a longer pool."""
+    pool = KVPool(
+        layout=KVLayout.uniform(1, 1, 4),
+        dtype=torch.float32,
+        device=torch.device("meta"),
+        max_slots=2,
+        max_length=4096,
+        budget_bytes=1 << 30,
+    )
+    with torch.inference_mode():
+        pool.resize(2, pool.longer(1024))
+    pool.zero_all()
+    pool.zero(0)
 
 
 def test_the_loops_end_fails_what_is_in_flight() -> None:
