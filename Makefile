@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models test-postgres fuzz-gateway test-fuzz-gateway soak docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models test-postgres fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -159,6 +159,16 @@ test-fuzz-gateway: .venv/installed
 ROLLOUTS ?= 10000
 soak: .venv/installed
 	$(BIN)/python tests/soak/soak.py --rollouts $(ROLLOUTS)
+
+# The quickstart while its agent, judge and engine fail by chance: accuracy and attempts. Half an hour or more.
+chaos: .venv/installed
+	$(BIN)/python tests/chaos/chaos.py --seed $(SEED)
+
+# Runs killed at random moments, so often for each kind, and once at each aimed place (about 5 s a kill); the last line is
+# the count. KILLED="--kind 'with Ray'" in an environment that has Ray.
+KILLS ?= 50
+kills: .venv/installed
+	PYTHONPATH=src:tests $(BIN)/python tests/interrupts/kills.py --kills $(KILLS) --seed $(SEED) $(KILLED)
 
 # The documentation as a site, in build/site: a link or an anchor that leads nowhere is a failure. Pages and docstrings are
 # read, nothing is imported, so that its environment has no more than MkDocs.

@@ -76,6 +76,10 @@ class ConstraintError(SamplingError):
     """An answer cannot be constrained as asked: its schema cannot be compiled, or its tokens were not sampled so."""
 
 
+INVALID_INPUT = (ConfigError, DatasetError, ModelError, SamplingError)
+"""Errors of what a user gave: their messages name it, and need no traceback."""
+
+
 class UnusableAnswerError(SharpenError, ValueError):
     """The model's answer cannot be used: raise it in a workflow, a tool or a judge (`docs/use/failures.md`).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -52,6 +53,26 @@ def check_writable(path: Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def check_links(folder: Path) -> None:
+    """Raise `OSError` if a symbolic link in a folder, which somebody else may have made, leads out of it: what is
+    written there would be written elsewhere."""
+    whole = folder.resolve()
+    for place, folders, files in os.walk(whole):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(whole):
+                reason = f"a link that leads out of {folder} (to {os.readlink(path)}); remove it to write there"
+                raise OSError(errno.ELOOP, reason, os.fspath(path))
+
+
+def check_regular(folder: Path) -> None:
+    """Raise `OSError` if a folder, which somebody else may have made, holds what is no file: a pipe, a device, or a
+    link to one, which to read may never end."""
+    for place, _, files in os.walk(folder):
+        for path in (Path(place, name) for name in files):
+            if path.exists() and not path.is_file():
+                raise OSError(errno.EINVAL, "it is no file, but a pipe or a device", os.fspath(path))
 
 
 def partial_files(folder: Path) -> Iterator[Path]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,15 +51,15 @@ def pieces(ids_S: IntArray, decode: Decode | None) -> Iterator[tuple[int, int, s
         start = end
 
 
-def content_text(content: Any) -> str:
+def content_text(content: Any, sizes: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return a message's content as text, with images by the beginning of their hash, and the types of other parts, in
-    brackets."""
+    brackets. `sizes` are those of images by hash, to be said too."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, Sequence):
         return json.dumps(content, ensure_ascii=False)
     parts = [part if isinstance(part, Mapping) else {"text": str(part)} for part in content]
-    return "\n".join(str(part.get("text", f"[{_other_part(part)}]")) for part in parts)
+    return "\n".join(str(part.get("text", f"[{_other_part(part, sizes)}]")) for part in parts)
 
 
 def image_name(part: Mapping[str, Any]) -> str | None:
@@ -68,9 +69,11 @@ def image_name(part: Mapping[str, Any]) -> str | None:
     return None if found is None else found[1]
 
 
-def _other_part(part: Mapping[str, Any]) -> str:
+def _other_part(part: Mapping[str, Any], sizes: Mapping[str, str]) -> str:
     name = image_name(part)
-    return f"image {name[:12]}" if name is not None else str(part.get("type", "part"))
+    if name is None:
+        return str(part.get("type", "part"))
+    return " ".join(["image", *([sizes[name]] if name in sizes else []), name[:12]])
 
 
 def tool_calls(message: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from sharpen.config.environment import environment
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.problems import Problems
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
-from sharpen.errors import SharpenError
+from sharpen.errors import INVALID_INPUT, SharpenError
 from sharpen.rollout.signature import name_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,23 @@ def tune(
         "name": experiment_name,
         "monitor_type": monitor_type,
     }
-    problems, path = Problems(), None if config_path is None else Path(config_path)
+    try:
+        return _tune(arguments, None if config_path is None else Path(config_path), settings, workflow_func, judge_func)
+    except (
+        INVALID_INPUT
+    ) as error:  # says all that there is to say: a script ends with it, and not with where we noticed
+        raise error.with_traceback(None) from None
+
+
+def _tune(
+    arguments: dict[str, Any],
+    path: Path | None,
+    settings: Mapping[str, Any] | None,
+    workflow_func: Any,
+    judge_func: Callable[..., Any] | None,
+) -> TuneResult:
+    """Resolve the arguments of `tune` and run."""
+    problems = Problems()
     found = problems.check(_resolve_arguments, path, settings, arguments, workflow_func, judge_func)
     if found is None:  # without a configuration, report the other problems of the arguments too
         from sharpen.decide import check_arguments
@@ -108,8 +124,10 @@ def run_config(
 ) -> TuneResult:
     """Run a resolved configuration, for `tune()` and `sharpen run`. `workflow` may be any object, and is checked.
     `display` shows the run's panel already; without it, this shows it before anything heavy is imported."""
+    from sharpen.monitor.stream import open_missing_streams
     from sharpen.run.panel import open_display
 
+    open_missing_streams()
     with closing(display or open_display(resolved)) as display:
         from sharpen.run.assembly import open_loop
         from sharpen.run.check import check_first
@@ -138,7 +156,7 @@ def _end_early(loop: Loop, site: Site) -> None:
     except Exception as error:
         site.display.message(f"the results so far could not be written ({type(error).__name__}: {error})")
     _write_report(site.directory.path, site.display.message)
-    end_early(site)
+    end_early(loop, site)
 
 
 def _write_report(run_dir: Path, message: Callable[[str], None]) -> None:

@@ -115,6 +115,8 @@ class Picture:
             return self.content
         assert self.path is not None
         try:
+            if self.path.exists() and not self.path.is_file():
+                raise ImageError(f"the image {self.path} of a recorded call is no file")
             content = self.path.read_bytes()
         except OSError as error:
             raise ImageError(f"the image {self.path} of a recorded call cannot be read: {error.strerror}") from error

@@ -40,6 +40,7 @@ PLAIN = {
     "secret_word": "banana",
     "use_password": True,
     "key": None,
+    "auth_token": "${oc.env:MY_TOKEN}",
     "url": "https://host:8000/v1?page=2",
 }
 

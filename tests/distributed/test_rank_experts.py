@@ -9,6 +9,7 @@ from expert_toys import copy_of, make_experts
 from group_toys import Toy, assert_same_numbers, assert_same_weights, group_of, make_plan, one_process
 from trainer_toys import make_experiences
 
+from sharpen.config.trainer import LoraConfig
 from sharpen.families.routing import Routing, to_array
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import pack
@@ -37,7 +38,13 @@ def with_other_experts(module):
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"gradient_checkpointing": True}, {"gradient_checkpointing": True, "balance_coef": 0.5}]
+    "config",
+    [
+        {},
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "balance_coef": 0.5},
+        {"gradient_checkpointing": True, "lora": LoraConfig(rank=2, experts=True)},
+    ],
 )
 def test_same_losses_and_weights_as_one_process(tmp_path, config):
     """The balance loss is of the whole update on each rank. Red when a layer that is gathered again for the backward

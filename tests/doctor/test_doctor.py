@@ -84,6 +84,20 @@ def test_the_hub_answers_fails_or_is_not_there():
     assert (offline.state, "HF_HUB_OFFLINE" in offline.what) == ("warning", True)
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "proxy"),
+    [("http://[::1", ""), ("http://127.0.0.1:9", "socks5://127.0.0.1:9")],
+)
+def test_an_address_or_a_proxy_that_no_request_can_be_made_with_is_said(monkeypatch, endpoint, proxy):
+    """Red as a traceback: the client's errors for these are no errors of HTTP."""
+    for name in ("ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    if proxy:
+        monkeypatch.setenv("ALL_PROXY", proxy)
+    found = checks.hub_check({"HF_ENDPOINT": endpoint})
+    assert (found.state, endpoint in found.what, "ALL_PROXY" in found.todo) == ("warning", True, True)
+
+
 def test_a_proxy_for_calls_to_this_machine_is_a_warning():
     proxy = {"HTTP_PROXY": "http://proxy:3128"}
     assert checks.proxy_check(proxy).state == "warning"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.experience.journal import Journal
-from sharpen.run.identity import used_rows_unchanged
+from sharpen.run.identity import changed_rows, used_rows_unchanged
 from sharpen.supervised.taught import held_out_row
 from sharpen.types import Group, Task
 
@@ -26,6 +26,18 @@ def test_rows_that_were_rolled_out(tmp_path: Path) -> None:
     assert used_rows_unchanged(path, tasks(**{"train/3": {"question": "3 + 3", "answer": "repaired"}}))
     assert not used_rows_unchanged(path, tasks(**{"train/2": {"question": "2 + 2", "answer": "another"}}))
     assert not used_rows_unchanged(path, tasks()[:2])
+
+
+def test_used_rows_are_found_where_the_ids_say_or_anywhere(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    assert changed_rows(path, tasks()) is None
+    with Journal(path) as journal:
+        for number in (1, 2):
+            journal.add(Group(id=f"1/train/{number}", task=tasks()[number], version=0, rollouts=()))
+    assert changed_rows(path, tasks()) == []
+    assert changed_rows(path, tasks()[1:]) == [], "their places are others"
+    assert changed_rows(path, tasks(**{"train/2": {"question": "other"}})) == ["train/2"]
+    assert changed_rows(path, tasks()[:2]) == ["train/2"]
 
 
 def test_rows_that_were_taught(tmp_path: Path) -> None:

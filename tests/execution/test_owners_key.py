@@ -186,9 +186,11 @@ def test_an_agent_that_is_evaluated_at_an_endpoint_does_not_have_its_key(endpoin
 
 
 def test_a_name_and_a_password_in_the_url_are_sent_and_told_to_nobody(
-    endpoint: FakeEndpoint, make_config: Any, open_models: Any
+    endpoint: FakeEndpoint, make_config: Any, open_models: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Red with the URL as it was given: the failure of a rollout, which run.db keeps, had the password."""
+    """Red with the URL as it was given: the failure of a rollout, which run.db keeps, had the password, and so had
+    httpx's log."""
+    caplog.set_level("DEBUG")
     url = endpoint.url.replace("://", "://owner:hunter2hunter2@")
     session = open_models(make_config(judge={"base_url": url})).open("g/0", 1)
     judge = session.auxiliary_models["judge"]
@@ -199,4 +201,6 @@ def test_a_name_and_a_password_in_the_url_are_sent_and_told_to_nobody(
         judge.sync_client.with_options(max_retries=0).chat.completions.create(**ASK)
     assert session.auxiliary_failure is not None
     assert "hunter2" not in f"{session.auxiliary_failure} {judge.sync_client.base_url} {judge.base_url}"
+    assert "/chat/completions" in caplog.text
+    assert "hunter2" not in caplog.text
     session.end()

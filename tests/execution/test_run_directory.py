@@ -17,7 +17,7 @@ from sharpen.run.identity import Identity, model_identity, rows_identity
 from sharpen.tasks.source import Row
 from sharpen.trainer.checkpoint import STATE, is_whole, point, pointed, repair, step_directory, write_directory
 from sharpen.trainer.checksums import write_checksums
-from sharpen.types import Task
+from sharpen.types import Group, Task
 
 NOTHING: Mapping[str, Identity] = {}
 ROWS: Mapping[str, Identity] = {"train_dataset": {"rows": 40, "digest": "ab"}, "model": {"bytes": 900, "digest": "cd"}}
@@ -58,6 +58,10 @@ def run_directory(root: Path, *steps: int) -> Path:
         point(path, "latest", checkpoint(path, step))
     lines = [json.dumps({"step": step, "reward/mean": 0.5}) for step in range(max(steps, default=0) + 1)]
     (path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    if steps:
+        with Journal(path / "run.db") as journal:
+            for step in range(1, max(steps) + 1):
+                journal.add_step(step, step, {})
     return path
 
 
@@ -201,16 +205,26 @@ def test_steps_without_a_checkpoint_are_never_begun_anew_over(record: str, tmp_p
     path = run_directory(tmp_path, 3)
     for pointer in ("latest", "global_step_3"):
         (path / pointer).rename(tmp_path / pointer)
-    if record == "run.db":
-        (path / "metrics.jsonl").unlink()
-        with Journal(path / record) as journal:
-            for step in (1, 2, 3):
-                journal.add_step(step, step, {})
+    (path / ("metrics.jsonl" if record == "run.db" else "run.db")).unlink()
     before = (path / record).read_bytes()
     with pytest.raises(ConfigError, match=r"'one' has trained 3 steps .* no checkpoint .*Move or delete the"):
         opened(settings(tmp_path))
     assert (path / record).read_bytes() == before
     assert not (path / "resolved.json").exists()
+
+
+def test_a_deleted_journal_is_said_where_a_run_goes_on(tmp_path: Path):
+    """Red when the certificate alone says so, after all that was trained on top."""
+    path = begun(tmp_path, 2, 4)
+    (path / "run.db").unlink()
+    (note,) = opened(settings(tmp_path)).notes
+    assert "4 of the 4 steps behind global_step_4 (1 to 4)" in note
+    assert "certificate" in note
+    with Journal(path / "run.db") as journal:
+        for step in (1, 4):
+            journal.add_step(step, step, {})
+    (note,) = opened(settings(tmp_path)).notes
+    assert "2 of the 4 steps behind global_step_4 (2 to 3)" in note
 
 
 def test_a_run_that_trained_no_step_is_begun_anew(tmp_path: Path):
@@ -302,6 +316,25 @@ def test_what_has_moved_is_known_by_what_it_holds(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"what train_dataset holds: 40 rows \(digest ab\) -> 41 rows \(digest ef\)"):
         opened(settings(tmp_path), other)
     assert opened(settings(tmp_path, **moved)).checkpoint is not None  # not noted: not compared
+
+
+def test_a_used_row_of_a_large_dataset_that_changed_is_named(tmp_path: Path):
+    """Red when a sample of the rows is compared alone: the question of row 1 was altered in silence."""
+    rows = [Task(id=f"train/{index}", index=index, row=Row(question=f"q {index}")) for index in range(3000)]
+    identities = {"train_dataset": rows_identity(rows)}
+    path = begun(tmp_path, 2, identities=identities)
+    with Journal(path / "run.db") as journal:
+        journal.add(Group(id="step-0/train/1", task=rows[1], version=0, rollouts=()))
+
+    def notes(now: list[Task]) -> tuple[str, ...]:
+        with open_run_directory(settings(tmp_path), None, {"train_dataset": rows_identity(now)}, now) as directory:
+            return directory.notes
+
+    assert notes(rows) == ()
+    altered = [*rows[:1], replace(rows[1], row=Row(question="other")), *rows[2:]]
+    assert rows_identity(altered) == identities["train_dataset"], "not one of the rows that the digest covers"
+    (note,) = notes(altered)
+    assert "train/1" in note
 
 
 def test_functions_are_known_by_file_and_name_as_far_as_they_have_one(tmp_path: Path):

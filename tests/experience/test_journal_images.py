@@ -104,7 +104,7 @@ def test_a_crash_between_image_and_row_leaves_an_image_that_no_call_names(tmp_pa
 def test_what_could_not_be_written_leaves_nothing(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path / "run.db")
     with pytest.raises(TypeError):
-        folder.add([Picture(sha256="0" * 64, content="no bytes")])  # type: ignore[arg-type]
+        folder.add([Picture(sha256="0" * 64, content=5)])  # type: ignore[arg-type]
     assert list((tmp_path / "images").iterdir()) == []
 
 

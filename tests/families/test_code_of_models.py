@@ -28,7 +28,7 @@ OWN = {
     "AutoTokenizer": ["evil.Evil", "evil.Evil"],
 }
 LOADS = re.compile(r"(?<!\{)\b(?:Auto[A-Z]\w+|class_for\(.*\))\.from_(?:pretrained|config)\(")
-UNPICKLES = re.compile(r"\b((?:torch|c?pickle|cloudpickle|np|numpy|joblib|dill|marshal)\.loads?)\(")
+UNPICKLES = re.compile(r"\b((?:torch|c?pickle|cloudpickle|np|numpy|joblib|dill|marshal)\.load)\(")
 
 
 @pytest.fixture
@@ -133,14 +133,8 @@ def test_every_loader_of_transformers_is_told() -> None:
 
 
 def test_nothing_is_unpickled_from_a_file() -> None:
-    """`torch.load`, `pickle.load` and their kind are nowhere; processes of one run unpickle what they send each
-    other."""
-    found = {f"{file}: {call[1]}" for file, text in sources() for call in UNPICKLES.finditer(text)}
-    assert found == {
-        "execution/ranks/main.py: pickle.loads",
-        "execution/cluster/worker.py: cloudpickle.loads",
-        "inference/vllm/transfer.py: pickle.loads",
-    }
+    """`torch.load`, `pickle.load` and their kind are nowhere."""
+    assert [f"{file}: {call[0]}" for file, text in sources() for call in UNPICKLES.finditer(text)] == []
 
 
 def sources() -> Iterator[tuple[str, str]]:

@@ -56,6 +56,18 @@ def test_the_ids_and_tensors_are_those_of_the_models_own_processor(folder, eyes)
     assert [f["image_grid_thw"][0].tolist() for f in features] == own["image_grid_thw"].tolist()
 
 
+def test_mistral_3_has_a_token_at_the_end_of_each_row(tmp_path, toy_model_dir):
+    """As its processor writes them, which needs torchvision: `[IMG]` by rows, `[IMG_BREAK]` between, `[IMG_END]`."""
+    folder = make_seeing_checkpoint("mistral3", tmp_path, toy_model_dir)
+    eyes = eyes_of(folder, AutoConfig.from_pretrained(folder))
+    assert eyes.expand_text("a[IMG]b", [draw(1, 24, 16)]) == ("a[IMG][IMG][IMG][IMG_BREAK][IMG][IMG][IMG][IMG_END]b")
+    ids, ((span),) = eyes.expand("a[IMG]b", [draw(1, 24, 16)])
+    assert (span.length, eyes.num_tokens(span.picture)) == (7, 6)
+    assert ids[span.start] == ids[span.stop - 1] == eyes.image_token_id
+    sizes = eyes.features(draw(2, 128, 64))["image_sizes"]  # at most 64 pixels, a multiple of 8
+    assert sizes.tolist() == [[32, 64]]
+
+
 @pytest.mark.parametrize("pictures", [[], [draw(1)], [draw(1)] * 3])
 def test_placeholders_and_pictures_must_be_as_many(eyes, pictures):
     with pytest.raises(ImageError, match=f"2 times .* for {len(pictures)} images"):
@@ -156,7 +168,9 @@ def test_every_type_writes_an_image_as_its_tower_reads_it(toy_model_dir, tmp_pat
     pictures = [draw(1, 40, 16), draw(2, 16, 24)]
     ids, spans = sight.eyes.expand(f"a {written(sight.eyes)} b {written(sight.eyes)} c", pictures)
     for span, picture in zip(spans, pictures, strict=True):
-        assert set(ids[span.start : span.stop]) == {sight.eyes.image_token_id}
+        at = ids[span.start : span.stop] == sight.eyes.image_token_id
+        assert at[[0, -1]].all()
+        assert at.all() or kind == "mistral3"  # which has tokens at the ends of rows
         rows = sight.see(picture).rows_IC
-        assert len(rows) == span.length == sight.num_tokens(picture)
+        assert len(rows) == at.sum() == sight.num_tokens(picture)
         assert rows.std() > 1e-3

@@ -28,7 +28,7 @@ from sharpen.errors import ModelError
 from sharpen.families.pieces import HAS, Piece, auto_class
 from sharpen.families.table import FAMILIES, family_of, missing_of, needs_of, refuse_unsupported
 from sharpen.inference.embedded.engine import EmbeddedEngine
-from sharpen.inference.vllm.start import read_skeleton
+from sharpen.inference.vllm.start import read_skeleton, refuse_on_cpu
 from sharpen.trainer.model import TrainedModel
 
 PARTS = ("engine", "vllm", "trainer")
@@ -78,7 +78,7 @@ def test_no_type_is_in_two_rows():
 def test_a_family_is_refused_with_what_is_missing_and_only_then(family, part):
     config = CONFIG_MAPPING[family.types[0]]()
     missing = needs_of(config) - HAS[part]
-    if not missing and not family.refused:
+    if not missing and not family.refused and (part != "vllm" or family.in_vllm):
         refuse_unsupported(config, "m", part)
         return
     with pytest.raises(ModelError) as raised:
@@ -131,6 +131,21 @@ def test_vllm_refuses_experts_with_the_reason_and_towers_without_their_package(t
     make_config("gemma3").save_pretrained(tmp_path / "towers")
     with pytest.raises(ModelError, match=r"gemma3.* has towers, .* torchvision, which is not installed"):
         read_skeleton(str(tmp_path / "towers"), 64)
+
+
+def test_a_family_that_vllm_has_not_is_refused_before_it_starts(tmp_path):
+    make_config("lfm3").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"LFM3.*vLLM.*does not serve.*engine\.type embedded"):
+        read_skeleton(str(tmp_path), 64)
+    assert not missing_of(make_config("lfm3"), "engine")
+
+
+def test_gated_delta_nets_behind_vllm_on_a_cpu_need_bfloat16():
+    """vLLM's processes die of the first request in float32 ("CPU GDN attention requires BF16")."""
+    with pytest.raises(ModelError, match=r"qwen3_5_text.*only in bfloat16, not in float32: set engine\.dtype"):
+        refuse_on_cpu(make_config("qwen3_5_text"), "m", "float32")
+    refuse_on_cpu(make_config("qwen3_5_text"), "m", "bfloat16")
+    refuse_on_cpu(make_config("lfm2"), "m", "float32")
 
 
 @pytest.mark.parametrize("kind", [kind for family in FAMILIES for kind in family.types])

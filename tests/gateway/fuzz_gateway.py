@@ -20,6 +20,7 @@ import functools
 import gc
 import http.client
 import json
+import logging
 import multiprocessing
 import os
 import resource
@@ -103,7 +104,8 @@ class Target:
 
 
 def new_target() -> Target:
-    """Return a gateway with a model that always says the same."""
+    """Return a gateway with a model that always says the same. What has no effect is not told here."""
+    logging.getLogger("sharpen").setLevel(logging.ERROR)
     loop, tokenizer = ServingLoop(), toy_tokenizer()
     engine = ScriptedEngine(tokenizer, lambda request: "hi")
     engine.requests = deque(maxlen=1)  # type: ignore[assignment]

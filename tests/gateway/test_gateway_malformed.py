@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import copy
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -188,6 +191,42 @@ def test_numbers_in_headers_may_be_anything(serve: Any) -> None:
     session = serve("hi").open()
     headers = {"Authorization": f"Bearer {session.model.api_key}", "x-stainless-retry-count": "9" * 5000}
     assert httpx.get(f"{session.model.base_url}/models", headers=headers).status_code == 200
+    digits = {"x-stainless-retry-count": "9" * 5000, "x-api-key": "9" * 5000, "traceparent": "9" * 5000}
+    assert httpx.get(f"{session.model.base_url}/models", headers=digits).status_code == 401
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_half_a_surrogate_pair_is_a_400_wherever_it_stands(serve: Any, path: str) -> None:
+    """Beside a call of another rollout that is in flight, and goes on. Red when `body.decode` lets them pass: one in a
+    stop string failed all calls."""
+    served = serve("hi")
+    bad, good = served.open("g/0"), served.open("g/1")
+    served.serving.call(served.engine.hold)
+    asked = json.dumps({"model": "toy", "messages": USER}).encode()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(send, served, good, asked)
+        assert served.engine.waiting.acquire(timeout=120)
+        for place in strings_of(BODIES[path]):
+            body = copy.deepcopy(BODIES[path])
+            target = body
+            for step in place[:-1]:
+                target = target[step]
+            target[place[-1]] = "\ud800"
+            status, answer = send(served, bad, json.dumps(body).encode(), path)
+            assert (status, "surrogate" in json.loads(answer)["error"]["message"]) == (400, True), place
+        served.serving.call(served.engine.release)
+        assert waiting.result(120)[0] == 200
+    assert (bad.failure, good.failure) == (None, None)
+
+
+def strings_of(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of all texts."""
+    if isinstance(value, str):
+        yield place
+    for step, inner in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
+        yield from strings_of(inner, (*place, step))
 
 
 def test_generations_are_unaffected(serve: Any) -> None:

@@ -104,10 +104,14 @@ def test_memory_is_bounded(rollouts: Rollouts) -> None:
 
 
 def test_code_that_swallows_its_cancellation_ends_with_what_it_forked(rollouts: Rollouts, tmp_path: Path) -> None:
-    file = tmp_path / "processes"
-    groups = rollouts.run(isolated_agents.swallows, tasks=({"file": str(file)},), timeout_s=1.0, **ALONE)
-    assert groups[0].rollouts[0].outcome in (Outcome.TIMEOUT, Outcome.BLOCKED_LOOP)
-    assert [is_alive(int(one)) for one in file.read_text().split()] == [False, False]
+    """Red when its process goes on to the next attempt."""
+    files = [tmp_path / "first", tmp_path / "second"]
+    tasks = [{"file": str(file), "goes_on": number == 0} for number, file in enumerate(files)]
+    first, _ = rollouts.run(isolated_agents.swallows, tasks=tasks, timeout_s=1.0, **ALONE)
+    assert first.rollouts[0].outcome in (Outcome.TIMEOUT, Outcome.BLOCKED_LOOP)
+    (worker, child), (next_worker, _) = (map(int, file.read_text().split()) for file in files)
+    assert worker != next_worker
+    assert [is_alive(one) for one in (worker, child, next_worker)] == [False] * 3
 
 
 def test_a_forked_copy_of_the_worker_says_nothing(rollouts: Rollouts) -> None:
@@ -149,10 +153,10 @@ def test_functions_that_cannot_travel_are_named_before_anything_starts(rollouts:
         RolloutConfig(num_processes=2, memory_mb=100)
 
 
-def test_where_there_are_no_such_processes_the_setting_is_refused(toy_model_dir: Path) -> None:
+def test_where_there_are_no_such_processes_the_setting_is_refused() -> None:
     settings = {
         "train_dataset.path": "none",
-        "model": {"model_path": str(toy_model_dir), "max_model_len": 128},
+        "model": {"model_path": "none", "max_model_len": 128},
         "rollout.isolation": "process",
     }
     with pytest.raises(ConfigError, match=r"rollout\.isolation is process, but on Ray"):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 from tiny import make_module
+from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerFast
 
 from sharpen.families.images import Eyes
@@ -47,6 +48,7 @@ IMAGES = {
     **dict.fromkeys(("qwen3_vl", "qwen3_5", "qwen3_5_moe"), _QWEN_IMAGE),
     "gemma3": "<start_of_image>",
     "gemma4": "<image_soft_token>",
+    "mistral3": "[IMG]",
 }
 """What the chat template of each type writes for an image."""
 SEEING = tuple(IMAGES)
@@ -82,7 +84,12 @@ def _tokenizer(kind: str, toy_model: Path) -> Any:
     return PreTrainedTokenizerFast.from_pretrained(toy_model, extra_special_tokens=_tokens(kind))
 
 
+_MISTRAL_TOKENS = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
+
+
 def _tokens(kind: str) -> dict[str, str]:
+    if kind == "mistral3":
+        return _MISTRAL_TOKENS
     return _QWEN_TOKENS if kind.startswith("qwen") else _GEMMA_TOKENS
 
 
@@ -93,6 +100,8 @@ def _fields(kind: str, tokenizer: Any) -> dict[str, Any]:
         return {f"{name}_id": number for name, number in ids.items()}
     if kind == "gemma4":
         return {"image_token_id": ids["image_token"]}
+    if kind == "mistral3":
+        return {"image_token_index": ids["image_token"], "spatial_merge_size": 2}
     return {"image_token_index": ids["image_token"], "mm_tokens_per_image": 16}
 
 
@@ -111,13 +120,24 @@ def _image_processor(kind: str) -> Any:
     """Qwen's: patches of 4 pixels, four of which are one token; an image of 16 x 16 pixels is 4 tokens."""
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+    if kind == "mistral3":  # a token for 8 x 8 pixels, and one at the end of each row
+        return PixtralImageProcessorPil(size={"longest_edge": 64}, patch_size={"height": 4, "width": 4})
     if kind == "gemma3":
         return Gemma3ImageProcessorPil(size={"height": 16, "width": 16})
     if kind == "gemma4":
         return Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70)
     return Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=4096)
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One batch; images of several sizes are padded, as Mistral 3's processor does."""
+    if tensors[0].ndim != 4:
+        return torch.cat(list(tensors))
+    height, width = (max(one.shape[axis] for one in tensors) for axis in (2, 3))
+    return torch.cat([pad(one, (0, width - one.shape[3], 0, height - one.shape[2])) for one in tensors])
 
 
 def own_logprobs(
@@ -132,7 +152,7 @@ def own_logprobs(
     logits = own(
         input_ids=ids[None],
         **{kinds: (ids == eyes.image_token_id).int()[None]},
-        **{name: torch.cat([one[name] for one in features]) for name in features[0]},
+        **{name: _joined([one[name] for one in features]) for name in features[0]},
     ).logits[0]
     at = torch.tensor(list(targets))
     return logits.log_softmax(-1)[at - 1, ids[at]]

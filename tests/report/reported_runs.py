@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sharpen.experience.journal import Journal
-from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
+from sharpen.types import Call, CallStatus, Group, Outcome, Picture, PictureSpan, Rollout, Sampling, Task
 
 
-def answered(group_id: str, task: Task, text: str, reward: float | None) -> Group:
-    """A group of one rollout that said `text`."""
+def answered(group_id: str, task: Task, text: str, reward: float | None, pictures: Sequence[Picture] = ()) -> Group:
+    """A group of one rollout that was shown `pictures` and said `text`."""
+    content: Any = task.row["question"]
+    if pictures:
+        shown = [{"type": "image_url", "image_url": {"url": f"sha256:{one.sha256}"}} for one in pictures]
+        content = [*shown, {"type": "text", "text": content}]
     call = Call(
         index=0,
         parent=None,
@@ -25,9 +29,10 @@ def answered(group_id: str, task: Task, text: str, reward: float | None) -> Grou
         sampling=Sampling(),
         finish_reason="stop",
         status=CallStatus.USED,
-        messages=({"role": "system", "content": "be brief"}, {"role": "user", "content": task.row["question"]}),
+        messages=({"role": "system", "content": "be brief"}, {"role": "user", "content": content}),
         tools=(),
         response={"role": "assistant", "content": text},
+        pictures=tuple(PictureSpan(picture=one, start=at, length=1) for at, one in enumerate(pictures)),
     )
     rollout = Rollout(
         id=f"{group_id}/0",
@@ -43,17 +48,21 @@ def answered(group_id: str, task: Task, text: str, reward: float | None) -> Grou
 
 
 def make_run(
-    folder: Path, answers: Mapping[str, tuple[tuple[str, float | None], tuple[str, float | None]]], **files: Any
+    folder: Path,
+    answers: Mapping[str, tuple[tuple[str, float | None], tuple[str, float | None]]],
+    *,
+    pictures: Sequence[Picture] = (),
+    **files: Any,
 ) -> Path:
-    """Write a run whose held-out tasks were answered so before and after, in sampled mode; `files` replace the content
-    of `summary`, `certificate`, `resolved`."""
+    """Write a run whose held-out tasks, with `pictures`, were answered so before and after, in sampled mode; `files`
+    replace the content of `summary`, `certificate`, `resolved`."""
     run = folder / "Project" / "run"
     run.mkdir(parents=True)
     journal = Journal(run / "evaluations.db")
     for place, moment in enumerate(("before", "after")):
         for index, (name, both) in enumerate(answers.items()):
             task = Task(id=name, index=index, row={"question": f"question of {name}", "answer": "42"})
-            journal.add(answered(f"{moment}/held-out/sampled/{name}", task, *both[place]))
+            journal.add(answered(f"{moment}/held-out/sampled/{name}", task, *both[place], pictures))
     journal.close()
     rows = [{"step": step, "time": 1000.0 + step, "reward/mean": step / 4} for step in (1, 2, 3)]
     rows += [{"step": 0, "eval/sampled/accuracy": 0.2, "eval/sampled/low": 0.1, "eval/sampled/high": 0.4}]

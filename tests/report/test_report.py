@@ -1,11 +1,15 @@
 """The report of a run: what it says, that text of rollouts stays text, and damaged directories."""
 
+import base64
+import io
 import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from picture_toys import draw
+from PIL import Image
 from reported_runs import make_run
 
 from sharpen.cli.main import main
@@ -80,6 +84,33 @@ def test_text_of_rollouts_stays_text_and_nothing_is_loaded(tmp_path):
     assert "<script" not in outside
     assert "<img" not in outside
     assert not re.search(r"(?<!\\)\]\(http", outside)
+
+
+def test_a_changed_task_shows_small_copies_of_its_first_images(tmp_path):
+    """Red when the whole files are put in. A file that is lost or damaged leaves its words."""
+    large = [draw(seed, 320, 160) for seed in range(5)]
+    run = make_run(tmp_path, {"test/1": (("a", 0.0), ("b", 1.0)), "test/2": (("a", 0.0), ("a", 0.0))}, pictures=large)
+    (run / "images" / large[1].sha256).write_bytes(b"damaged")
+    report = read_report(run)
+    (task,) = report.evaluated.changed
+    shown = [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in task.pictures]
+    assert [image.size for image in shown] == [(160, 80)] * 3
+    page = html(report)
+    assert page.count('<img src="data:image/') == 3
+    assert "3 of 5 images" in page
+    assert f"[image {large[1].sha256[:12]}]" in page
+    assert len(page) < 200_000
+    assert "<img" not in markdown(report)
+
+
+def test_show_says_how_large_an_image_is(tmp_path, capsys):
+    one, lost = draw(1, 40, 24), draw(2, 40, 24)
+    run = make_run(tmp_path, {"test/1": (("a", 0.0), ("b", 1.0))}, pictures=[one, lost])
+    (run / "images" / lost.sha256).unlink()
+    assert main(["show", str(run), "--rollout", "before/held-out/sampled/test/1/0"]) == 0
+    said = capsys.readouterr().out
+    assert f"[image 40x24 {one.sha256[:12]}]" in said
+    assert f"[image {lost.sha256[:12]}]" in said
 
 
 def test_a_fence_is_longer_than_any_in_the_text():

@@ -178,6 +178,21 @@ def test_bad_input_of_one_task_is_its_failure_once_another_went_well(make_runner
         make_runner(workflow).run([task(1, question="x")], group_ids=["g1"])
 
 
+def test_a_field_that_only_the_judge_misses_is_the_judges_failure(make_runner: MakeRunner) -> None:
+    """Red when it counts as the workflow's: an evaluation would count it against the agent."""
+
+    async def workflow(task: Any, model: Any) -> WorkflowOutput:
+        return WorkflowOutput(response=model.call())
+
+    async def judge(task: Any, response: Any) -> float:
+        return float(task["answer"])
+
+    runner = make_runner(workflow, judge, max_attempts=1)
+    runner.run([make_task(0)], group_ids=["g0"])
+    (group,) = runner.run([Task(id="train/1", index=1, row=Row(question="x"))], group_ids=["g1"])
+    assert {rollout.outcome for rollout in group.rollouts} == {Outcome.JUDGE_ERROR}
+
+
 def test_an_evaluation_set_has_a_contract_of_its_own(make_runner: MakeRunner) -> None:
     async def workflow(task: Any, model: Any) -> Any:
         return 1.0 if task["question"] == "q0" else None

@@ -26,9 +26,10 @@ def a_rollout_that_waits() -> Iterator[None]:
 
     async def main() -> None:
         task = asyncio.create_task(wait_for_a_tool(event), name="3/train/7/0")
+        waits = asyncio.create_task(event.wait(), name="3/train/7/0")  # as the runner's own task for the rollout
         await asyncio.sleep(0)
         started.set()
-        await task
+        await asyncio.gather(task, waits)
 
     thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
     thread.start()

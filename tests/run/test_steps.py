@@ -39,10 +39,14 @@ class Trainer:
 
 class Journal:
     failure: Exception | None = None
+    last_step = 0
 
     def flush(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+    def has_step(self, step: int) -> bool:
+        return step <= self.last_step
 
 
 class Run:
@@ -182,6 +186,22 @@ def test_what_cannot_be_written_is_not_tried_twice_and_does_not_hide_the_error(r
     run.ends_with(error)
     assert run.on_disk == ("global_step_1", "2")
     assert run.lines[-1].startswith("the checkpoint of step 3 could not be written (JournalError: disk full); the last")
+
+
+def test_a_journal_that_fails_behind_a_step_does_not_cost_it(run):
+    """Its records are there, those of later rollouts are not. Red when any failed write means that nothing is saved."""
+    run.train()
+    run.journal.failure, run.journal.last_step = JournalError("locked"), 1
+    run.ends_with(run.journal.failure)
+    assert run.on_disk == ("global_step_1", "2")
+    run.train()
+    run.ends_with(run.journal.failure)
+    assert run.on_disk == ("global_step_1", "2"), "step 2 is not recorded"
+    run.journal.last_step = 2
+    with pytest.raises(JournalError), run.checkpoints.saved_on_failure(run.recorded):
+        run.checkpoints.save(run.recorded())
+    assert run.on_disk == ("global_step_2", "4")
+    assert run.lines[-1] == "failed (JournalError: locked); step 2, the last whole one, is already saved"
 
 
 def test_ctrl_c_while_a_failed_run_saves_waits_for_it(run):

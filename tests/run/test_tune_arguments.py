@@ -1,6 +1,7 @@
 """What is wrong with the arguments of `tune()` is said in one clear sentence, before anything is loaded."""
 
 import functools
+import traceback
 
 import pytest
 
@@ -157,3 +158,14 @@ def test_every_reward_the_same_stops_where_asked(arguments):
     arguments["settings"] |= {"check.stop_without_signal": True, "evaluation.before_and_after": False}
     with pytest.raises(NoSignalError, match="every reward was the same"):
         tune(**arguments)
+
+
+def test_a_script_ends_with_one_error_and_not_with_what_led_to_it(arguments, tmp_path):
+    """Red when `tune` lets go up what it caught: a root that is a file was two tracebacks, of eight frames."""
+    (tmp_path / "root").touch()
+    settings = {**arguments.pop("settings", {}), "checkpoint_root_dir": str(tmp_path / "root")}
+    with pytest.raises(ConfigError, match="checkpoint_root_dir") as error:
+        tune(**arguments, settings=settings)
+    printed = traceback.format_exception(error.value)
+    assert [line for line in printed if line.startswith("Traceback")] == printed[:1]
+    assert len(traceback.extract_tb(error.value.__traceback__)) == 2

@@ -15,6 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.shared_weights import publish_unmerged_adapters
+from sharpen.families.experts import experts_of
 from sharpen.families.routing import Routing
 from sharpen.families.table import family_of
 from sharpen.inference.embedded.engine import EmbeddedEngine
@@ -142,8 +143,9 @@ def test_in_bfloat16_frozen_experts_are_rounded_once_and_the_engines_weights_are
         torch.testing.assert_close(policy.score(packed).logprobs_E, twin.score(packed).logprobs_E, atol=0.02, rtol=0)
 
 
-def test_one_copy_of_the_experts_for_engine_and_trainer(tmp_path):
-    lora = LORA.model_copy(update={"base": "shared"})
+@pytest.mark.parametrize("adapted", [True, False])
+def test_one_copy_of_the_experts_for_engine_and_trainer(adapted):
+    lora = LORA.model_copy(update={"base": "shared", "experts": adapted})
     module = make_experts("qwen3_moe")
     policy = AdaptedModel(copy_of(module), lora=lora, compute_dtype=torch.float32)
     engine = EmbeddedEngine(copy_of(module), max_model_len=64, kv_cache_mb=8, adapters=lora)
@@ -154,11 +156,11 @@ def test_one_copy_of_the_experts_for_engine_and_trainer(tmp_path):
     holder = Holder()
     holder.policy = policy
     assert publish_unmerged_adapters(engine, holder)
-    served = engine.adapted_layers()
-    for name, layer in policy._layers.items():
-        if hasattr(layer, "parameter_name"):
-            assert layer.get_param() is served[name].get_param()
-            assert layer.get_base_layer() is not served[name].get_base_layer()
+    served, mine = engine.experts(), experts_of(policy.module)
+    assert len(mine) == 2
+    for name, part in mine.items():
+        assert part is not served[name]
+        assert all(weight is getattr(served[name], key) for key, weight in part.named_parameters(recurse=False))
     with torch.no_grad():
         for name, parameter in policy.parameters():
             if "lora_B" in name:

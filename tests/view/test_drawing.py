@@ -100,3 +100,10 @@ def test_a_reward_has_a_shade():
 )
 def test_numbers_as_text(format_, value, text):
     assert format_(value) == text
+
+
+def test_a_band_widens_the_scale_so_far_and_no_further():
+    """Red where a band is cut at the highest value, as if its interval ended there."""
+    assert drawing.Scale.over([0.0, 1.0], band=[None, 0.2, 1.2]).at(1.2) < 100
+    wide = drawing.Scale.over([0.0, 1.0], band=[-40.0, 40.0])
+    assert (wide.low, wide.high) == pytest.approx((-0.62, 1.62))

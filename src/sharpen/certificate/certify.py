@@ -147,17 +147,16 @@ def read_resolved(path: Path) -> RunConfig:
     version of Sharpen no longer has one of its settings."""
     tree: dict[str, Any] = {}
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read, so the settings of the run are not known: {error}") from error
-    if not isinstance(entries, dict):
-        raise ConfigError(f"{path} is damaged: it must hold an object with the settings of the run")
-    for key, value in recorded_settings(entries).items():
-        section = tree
-        *sections, name = key.split(".")
-        for part in sections:
-            section = section.setdefault(part, {})
-        section[name] = value
+        for key, value in recorded_settings(json.loads(path.read_text(encoding="utf-8"))).items():
+            section = tree
+            *sections, name = key.split(".")
+            for part in sections:
+                section = section.setdefault(part, {})
+            section[name] = value
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:

@@ -67,7 +67,7 @@ def latest_weights(run_dir: Path) -> Weights | None:
     pointer = run_dir / "latest"
     folder = run_dir / pointer.read_text().strip() if pointer.is_file() else pointer.resolve()
     number = re.search(r"\d+$", folder.name)
-    if number is None or not folder.is_dir():
+    if number is None or folder.resolve().parent != run_dir.resolve() or not folder.is_dir():
         return None
     try:
         state = json.loads((folder / "trainer_state" / "state.json").read_text(encoding="utf-8"))

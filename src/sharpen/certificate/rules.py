@@ -12,6 +12,7 @@ from typing import Any
 
 from sharpen.certificate.formulas import FORMULAS, Formula
 from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
 
 _TOKENS, _SEQUENCES = "token-mean", "sequence-mean-token-mean"
 
@@ -127,7 +128,9 @@ class Rules:
 
     @property
     def formula(self) -> Formula:
-        """The advantage's formula."""
+        """The advantage's formula. Raises `ConfigError` for one that is not ours."""
+        if self.advantage not in FORMULAS:
+            raise ConfigError(f"loss.advantage is {self.advantage!r}: it is none of {', '.join(FORMULAS)}")
         return FORMULAS[self.advantage]
 
     @property

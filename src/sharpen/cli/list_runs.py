@@ -103,6 +103,8 @@ def _text(value: Any) -> str | None:
 
 def _last_step(metrics: Path) -> int | None:
     """Return the last step in `metrics.jsonl`, from its last 64 KiB."""
+    if not metrics.is_file():
+        return None
     try:
         with metrics.open("rb") as file:
             file.seek(max(0, metrics.stat().st_size - 65_536))
@@ -112,7 +114,7 @@ def _last_step(metrics: Path) -> int | None:
     for line in reversed(lines):
         try:
             return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):  # cut off by a kill, or by our own reading
+        except (ValueError, KeyError, TypeError, RecursionError):  # cut off by a kill, or by our own reading
             continue
     return None
 

@@ -38,12 +38,12 @@ from sharpen.cli.show import add_show, run_show
 from sharpen.cli.sweep import add_sweep, run_sweep
 from sharpen.cli.training import add_check, add_eval, add_run_command, run_check, run_eval, run_run
 from sharpen.cli.view import add_view, run_view
-from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError, SharpenError
+from sharpen.errors import INVALID_INPUT, SharpenError
+from sharpen.monitor.stream import open_missing_streams
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 END_S = 30.0
 """How long threads of the agent's code may go on after the last line."""
-_BAD_INPUT = (ConfigError, DatasetError, ModelError, SamplingError)
 _WRONG_PATH = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
     *(errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP),
@@ -89,6 +89,7 @@ COMMANDS: Mapping[str, Command] = {
 
 def main(argv: Sequence[str] | None = None, commands: Mapping[str, Run] | None = None) -> int:
     """Run one command and return its exit code. Our own errors are printed as one message to stderr."""
+    open_missing_streams()
     parser = build_parser()
     _complete(parser)
     arguments = parser.parse_args(argv)
@@ -109,7 +110,7 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Run] | None =
         return FAILED
     except SharpenError as error:
         _print_error("\n".join([*getattr(error, "__notes__", ()), f"sharpen: {error}"]))
-        return BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED
+        return BAD_INPUT if isinstance(error, INVALID_INPUT) else FAILED
     except OSError as error:
         if not _is_named(error, arguments):
             raise

@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from sharpen.cli.conversations import continued, conversations, relation
+from sharpen.errors import ImageError
 from sharpen.rollout.answers import TRIMMED
 from sharpen.transcript import Decode, clean, content_text, pieces
 
@@ -108,8 +110,9 @@ class Page:
             self.line(f"  {calls}: {tools}, {count}, asked: {conversation.asked}")
 
     def _call(self, call: Call, before: Call | None, reported: Sequence[str], *, tokens: bool) -> None:
+        sizes = _sizes(call)
         for message in _new_messages(call, before):
-            self._message(message)
+            self._message(message, sizes)
         self.line("")
         names = [*([f"agent {call.agent}"] if call.agent else []), *([f"asked for {call.model}"] if call.model else [])]
         self.line(f"call {call.index}: {self._facts(call, [*names, *reported])}", "bold")
@@ -142,14 +145,14 @@ class Page:
             facts.insert(1, f"logprob {float(call.logprobs_S.mean()):.3g}")
         return ", ".join((*facts, *reported))
 
-    def _message(self, message: Mapping[str, Any]) -> None:
+    def _message(self, message: Mapping[str, Any], sizes: Mapping[str, str]) -> None:
         role = str(message.get("role", "?"))
         name = message.get("name")
         self.line("")
         self.line(role + (f" ({name})" if name and name != role else "") + ":", _ROLE_STYLES.get(role, ""))
         if message.get("reasoning_content"):
             self._body(f"(reasoning) {message['reasoning_content']}", "dim")
-        text = content_text(message.get("content"))
+        text = content_text(message.get("content"), sizes)
         if text:
             self._body(text)
         for tool_call in message.get("tool_calls") or ():
@@ -268,3 +271,15 @@ def print_wrapped(console: Console, line: str, *, style: str = "", hanging: int 
     for number, part in enumerate(parts):
         part.rstrip()
         console.print(Text(" " * hanging if number else "").append_text(part), soft_wrap=True)
+
+
+def _sizes(call: Call) -> dict[str, str]:
+    """Return the sizes of a call's images by hash, of those whose files can be read."""
+    from sharpen.families.images import size_of
+
+    found = {}
+    for span in call.pictures:
+        with suppress(ImageError):
+            if (size := size_of(span.picture.data)) is not None:
+                found[span.picture.sha256] = f"{size[0]}x{size[1]}"
+    return found

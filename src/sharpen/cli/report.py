@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sharpen.cli.arguments import add_json, add_price, add_run, print_json, run_of, say
 from sharpen.errors import ConfigError
-from sharpen.files import write_whole
+from sharpen.files import check_links, write_whole
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
@@ -62,10 +62,14 @@ def run_report(arguments: argparse.Namespace) -> int:
         return 0
     path = arguments.output or run_dir / NAME
     try:
+        if arguments.output is None:
+            check_links(run_dir)
         write_whole(path, html(report), lasting=False)
         if arguments.output is None:
             write_cards(run_dir, replace=False)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file with --output") from error
+        raise ConfigError(
+            f"{error.filename or path} cannot be written: {error.strerror}; name another file with --output"
+        ) from error
     say(path)
     return 0

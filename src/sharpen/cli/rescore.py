@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from sharpen.cli.arguments import add_json, add_run, answering, print_json, run_of, say
 from sharpen.errors import ConfigError
 from sharpen.experience.records import EVALUATIONS
+from sharpen.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from sharpen.monitor.statistics import Difference
@@ -47,6 +48,8 @@ def run_rescore(arguments: argparse.Namespace) -> int:
     journal, evaluations = run_dir / "run.db", run_dir / EVALUATIONS
     if not journal.exists():
         raise ConfigError(f"{run_dir} is not a run directory: it has no run.db")
+    if arguments.output is not None:
+        check_writable(arguments.output)
     with answering(arguments) as out:
         judge = import_function(arguments.judge)
         check_judge(judge)
@@ -111,8 +114,4 @@ def difference_lines(differences: dict[str, tuple[Difference, Difference]]) -> I
 
 
 def _write(path: Path, scores: Sequence[Score]) -> None:
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            file.writelines(f"{json.dumps(asdict(score), ensure_ascii=False)}\n" for score in scores)
-    except OSError as error:
-        raise ConfigError(f"--output {path} cannot be written: {error.strerror}") from error
+    write_whole(path, "".join(f"{json.dumps(asdict(score), ensure_ascii=False)}\n" for score in scores))

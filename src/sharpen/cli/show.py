@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -184,11 +183,11 @@ def _entropies(journal: Path, rollout: Rollout) -> dict[int, FloatArray]:
     """Return the entropies of the rollout's trained tokens, by call; none for a run that did not record them."""
     from sharpen.experience.entropies import read_entropies
     from sharpen.experience.evidence import read_group_steps
-    from sharpen.experience.reading import open_journal
+    from sharpen.experience.reading import reading
 
     if not journal.exists():
         return {}
-    with closing(open_journal(journal)) as connection:
+    with reading(journal) as connection:
         steps = [step for step, _ in read_group_steps(connection, rollout.group_id)]
         return read_entropies(connection, rollout, steps)
 
@@ -203,6 +202,8 @@ def _number_name(run_dir: Path) -> str:
     files = read_brief(run_dir)
     preset = PRESETS.get(str(files.setting("algorithm.algorithm_type")))
     name = files.setting("loss.advantage") or (preset.advantage if preset is not None else None)
+    if not isinstance(name, str):
+        return "advantage"
     critic = name in ADVANTAGES and ADVANTAGES[name].of_tokens is not None
     if critic:
         return "reward for the critic"

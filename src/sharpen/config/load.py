@@ -30,6 +30,8 @@ Origin = str
 """`default`, `run.yaml`, `argument`, or the file and key of another layout (`gsm8k.yaml: buffer.batch_size`)."""
 Leaves = dict[Place, Any]
 _ABSENT = object()
+MAX_VALUES = 1_000_000
+"""Values of a configuration file, each alias counted with all that it stands for."""
 _PARTS: Mapping[Place, tuple[str, ...]] = {
     ("algorithm", "algorithm_type"): ("",),
     ("loss", "advantage"): ("advantage",),
@@ -98,11 +100,34 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: its settings are nested too deep to be read") from error
     if content is None:
         return {}
+    _check_size(content, path)
     if not isinstance(content, dict):
         raise ConfigError(
             f"{path} must contain settings as 'name: value' lines, but contains a {type(content).__name__}"
         )
     return content
+
+
+def _check_size(content: Any, path: Path) -> None:
+    """Raise `ConfigError` for settings whose aliases hold themselves, or multiply what they stand for."""
+    sizes: dict[int, int | None] = {}
+
+    def size(value: Any) -> int:
+        if not isinstance(value, dict | list):
+            return 1
+        known = sizes.get(id(value), 0)
+        if known is None:
+            raise ConfigError(f"{path}: an alias holds itself")
+        if known:
+            return known
+        sizes[id(value)] = None
+        inner = value.values() if isinstance(value, dict) else value
+        sizes[id(value)] = total = 1 + sum(map(size, inner))
+        if total > MAX_VALUES:
+            raise ConfigError(f"{path}: its aliases stand for more than {MAX_VALUES:,} values: write them out")
+        return total
+
+    size(content)
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
@@ -153,8 +178,7 @@ def resolve(
     except ValidationError as error:
         problems = [_at_home(problem, file, given) for problem in explain(RunConfig, error)]
         raise InvalidConfigError.of("the configuration is not valid", problems) from None
-    for place, value in value_leaves(config).items():
-        know(_within(place[:-1], {place[-1]: value}), by_name=not _is_own(place))
+    know_secrets(config)
     origins: dict[str, Origin] = {
         ".".join(place): next((given[place[:n]] for n in range(len(place), 0, -1) if place[:n] in given), "default")
         for place in value_leaves(config)
@@ -244,6 +268,12 @@ def write_resolved(path: Path, resolved: ResolvedConfig, derived: Mapping[str, A
     }
     entries |= {name: {"value": value, "origin": "derived"} for name, value in (derived or {}).items()}
     write_whole(path, f"{json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True)}\n")
+
+
+def know_secrets(config: RunConfig) -> None:
+    """Have the secrets of a configuration hidden in the texts that this process writes."""
+    for place, value in value_leaves(config).items():
+        know(_within(place[:-1], {place[-1]: value}), by_name=not _is_own(place))
 
 
 def shown_settings(config: RunConfig) -> dict[str, Any]:

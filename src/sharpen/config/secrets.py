@@ -6,7 +6,7 @@ A value of a free setting (`workflow_args` and the like) is secret by its name: 
 `Authorization`, anywhere below `secrets`. A name that ends in `key` or `token` alone may mean a field of the data or a
 mark in a text (`answer_key`, `stop_token`): its value is secret if it looks like one, 16 characters or more without a
 space, with letters and digits. What stands before the host of a URL is always secret. Numbers that are counts
-(`max_tokens`) and names of environment variables (`api_key_env`) are not.
+(`max_tokens`) and names of environment variables (`api_key_env`, `${oc.env:KEY}`) are not.
 
 In texts the secrets of the settings and of the environment (there any name in `KEY` or `TOKEN` counts) are looked for
 by value, from `SHORTEST` characters on.
@@ -124,6 +124,8 @@ def _leaves(name: str, value: Any, below: bool) -> Iterator[tuple[str, Any, bool
 
 def _is_secret(name: str, value: Any, below: bool) -> bool:
     if isinstance(value, bool) or not isinstance(value, str | int) or value in ("", HIDDEN):
+        return False
+    if str(value).startswith("${"):  # the name of a secret, not the secret
         return False
     if below or _is_sure(name):
         return True

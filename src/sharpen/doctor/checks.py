@@ -145,6 +145,13 @@ def hub_check(environment: Mapping[str, str] = os.environ, timeout_s: float = 5.
         return Finding(name="hub", state="warning", what="HF_HUB_OFFLINE is set", todo=todo)
     try:
         status = httpx.head(endpoint, timeout=timeout_s, follow_redirects=True).status_code
+    except (ImportError, ValueError, httpx.InvalidURL) as error:  # no request can be made so
+        return Finding(
+            name="hub",
+            state="warning",
+            what=f"{endpoint} cannot be asked: {error}",
+            todo="correct HF_ENDPOINT and the proxies in the environment (ALL_PROXY, HTTPS_PROXY, HTTP_PROXY)",
+        )
     except httpx.HTTPError as error:
         return Finding(
             name="hub",

@@ -28,7 +28,7 @@ def share_weights(engine: Engine, trainer: AnyTrainer) -> bool:
 
 def publish_unmerged_adapters(engine: Engine, trainer: AnyTrainer) -> bool:
     """Let the trainer publish its adapters unmerged, if the engine was started to load such adapters. With the embedded
-    engine it also uses the engine's frozen layers from now on."""
+    engine it also uses the engine's frozen layers and experts from now on."""
     from sharpen.execution.ranks.group import TrainerGroup
     from sharpen.inference.embedded.engine import EmbeddedEngine
     from sharpen.trainer.lora import AdaptedModel
@@ -39,5 +39,5 @@ def publish_unmerged_adapters(engine: Engine, trainer: AnyTrainer) -> bool:
     assert isinstance(trainer.policy, AdaptedModel)
     trainer.policy.alone = True
     if isinstance(engine, EmbeddedEngine):
-        trainer.policy.share_base(engine.adapted_layers())
+        trainer.policy.share_base(engine.adapted_layers(), engine.experts())
     return True

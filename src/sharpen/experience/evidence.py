@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from sharpen.experience.reading import floats, has, ints, open_journal
+from sharpen.experience.reading import floats, has, ints, reading
 from sharpen.experience.records import Delivery, GroupPlace, LossSpan
 from sharpen.types import FloatArray
 
@@ -30,7 +29,7 @@ class SessionRecord:
 
 def read_sessions(path: Path | str) -> list[SessionRecord]:
     """Return the sessions that wrote to the journal, in order; none for an older journal."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         if not has(connection, "sessions"):
             return []
         rows = connection.execute("SELECT id, step, version FROM sessions ORDER BY key").fetchall()
@@ -39,7 +38,7 @@ def read_sessions(path: Path | str) -> list[SessionRecord]:
 
 def read_delivery(path: Path | str, step: int) -> Delivery | None:
     """Return the data passed to the trainer in a step, without the sequences; None if it was not recorded."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         if not has(connection, "step_groups"):
             return None
         places = connection.execute("SELECT * FROM step_groups WHERE step = ? ORDER BY rowid", (step,)).fetchall()
@@ -62,7 +61,7 @@ def read_delivery(path: Path | str, step: int) -> Delivery | None:
 
 def read_step_groups(path: Path | str) -> dict[int, list[tuple[int, bool]]]:
     """Return for each recorded step the keys of its groups in the journal, and whether they were replayed."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         if not has(connection, "step_groups"):
             return {}
         rows = connection.execute("SELECT step, group_key, replayed FROM step_groups ORDER BY rowid").fetchall()

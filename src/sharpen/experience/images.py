@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -42,7 +43,9 @@ class ImageFolder:
         self._written.update(new)
 
     def picture(self, sha256: str) -> Picture:
-        """Return the picture with this hash; nothing is read yet."""
+        """Return the picture with this hash; nothing is read yet. Raises `ValueError` for what is no hash."""
+        if not re.fullmatch("[0-9a-f]{64}", sha256):
+            raise ValueError(f"{sha256[:80]!r} is not the hash of an image")
         return Picture(sha256=sha256, path=self.path / sha256)
 
 

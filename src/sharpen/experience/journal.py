@@ -41,10 +41,11 @@ _POLL_S = 1.0
 
 
 class _Item(NamedTuple):
-    """An item for the writer thread: a write and the images that it names, an event to set once all before it is
-    written, or the end."""
+    """An item for the writer thread: a write, the step that it completes and the images that it names; an event to set
+    once all before it is written; or the end."""
 
     write: Callable[[sqlite3.Connection], None] | None = None
+    step: int | None = None
     pictures: tuple[Picture, ...] = ()
     done: threading.Event | None = None
     last: bool = False
@@ -64,6 +65,7 @@ class Journal:
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._num_unsaved = 0
+        self._steps: set[int] = set()
         self._closed = False
         self._session: str | None = None
         self._writer = threading.Thread(target=self._write_all, name="sharpen-journal", daemon=True)
@@ -98,7 +100,7 @@ class Journal:
     ) -> None:
         """Queue a trained step: the policy version after it, its metrics, the experiences that were trained, the data
         passed to the trainer, and the entropies of the tokens."""
-        self._write_soon(
+        write = partial(
             insert_step,
             step=step,
             version=version,
@@ -107,6 +109,7 @@ class Journal:
             delivery=delivery,
             session=self._session,
         )
+        self._put(_Item(write=write, step=step))
         self._write_soon(insert_entropies, step=step, calls=tuple(entropies))
 
     def add_parity(self, measured: Mapping[str, Any]) -> None:
@@ -131,6 +134,10 @@ class Journal:
             pass
         self._raise_failure()
         assert done.is_set(), "the writer thread ended before it was closed, without a failure"
+
+    def has_step(self, step: int) -> bool:
+        """Whether this step, added here, is on disk: also after a failure of a later write."""
+        return step in self._steps
 
     def close(self) -> None:
         """Write all queued items and close the file. Raises `JournalError` if something could not be written.
@@ -195,6 +202,7 @@ class Journal:
                 if item.write is not None:
                     item.write(self._connection)
             self._connection.execute("COMMIT")
+            self._steps.update(item.step for item in items if item.step is not None)
         except BaseException as failure:  # kept, and raised by every later call
             self._num_unsaved += len(items)
             self._failure = failure

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import atexit
 import json
+import re
 import shutil
 import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from sharpen.errors import JournalError
+from sharpen.errors import JournalError, SharpenError
 from sharpen.experience.images import FOLDER, ImageFolder, read_image
 from sharpen.experience.records import (
     BASELINE,
@@ -51,6 +52,9 @@ from sharpen.types import (
 )
 
 _AT_REST = "mode=ro&immutable=1"
+_COMPUTED = re.compile(r"\bVIRTUAL\b|\bGENERATED\b|\bAS\s*\(", re.IGNORECASE)
+_DAMAGE = (sqlite3.Error, ArithmeticError, AssertionError, LookupError, RecursionError, TypeError, ValueError)
+"""What comes of values that are not what they should be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,7 @@ class RolloutEntry:
 def read_parity(path: Path | str) -> Mapping[str, Any] | None:
     """Return the measured rounding (`trainer.rounding.Rounding`); None if the run computed in float32, or an older
     version wrote the journal."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         row = connection.execute("SELECT value FROM meta WHERE key = 'parity'").fetchone()
     return None if row is None else json.loads(row[0])
 
@@ -98,14 +102,17 @@ def read_parity(path: Path | str) -> Mapping[str, Any] | None:
 def find_rollouts(path: Path | str, *, part: str = "", last: int | None = None) -> list[RolloutEntry]:
     """Return the rollouts whose id contains `part`, in the order they were added; with `last`, only those of the last
     `last` groups."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         rows = connection.execute(
             "SELECT id, group_id, outcome, reward, (SELECT COUNT(*) FROM calls WHERE rollout_key = rollouts.key)"
             " AS num_calls FROM rollouts WHERE is_final AND instr(id, :part) AND group_key IN"
             " (SELECT key FROM groups ORDER BY key DESC LIMIT :last) ORDER BY key",
             {"part": part, "last": -1 if last is None else last},
         ).fetchall()
-    return [RolloutEntry(**dict(row) | {"outcome": Outcome(row["outcome"])}) for row in rows]
+        return [
+            RolloutEntry(**dict(row) | {"outcome": Outcome(row["outcome"]), "reward": _number(row["reward"])})
+            for row in rows
+        ]
 
 
 def read_group_ids(path: Path | str) -> list[tuple[int, str]]:
@@ -115,13 +122,13 @@ def read_group_ids(path: Path | str) -> list[tuple[int, str]]:
 
 def read_groups_at(path: Path | str, keys: Iterable[int]) -> list[Group]:
     """Return the groups with these keys in the journal."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         return [_read_group(connection, key) for key in keys]
 
 
 def read_groups(path: Path | str, *, group_id: str | None = None, last: int | None = None) -> Iterator[Group]:
     """Yield groups in the order they were added: all, those with `group_id`, or only the last `last` groups."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         keys = [
             key
             for (key,) in connection.execute(
@@ -190,14 +197,14 @@ def step_of_group(group_id: str) -> int | None:
 
 def read_steps(path: Path | str) -> list[StepRecord]:
     """Return the trained steps, in the order they were added."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         session = "NULL"
         if has(connection, "step_sessions"):
             session = "(SELECT session FROM step_sessions WHERE step_key = key)"
         rows = connection.execute(
             f"SELECT step, version, metrics, {session} AS session FROM steps ORDER BY key"
         ).fetchall()
-    return [StepRecord(**dict(row) | {"metrics": json.loads(row["metrics"])}) for row in rows]
+        return [StepRecord(**dict(row) | {"metrics": json.loads(row["metrics"])}) for row in rows]
 
 
 def read_trained(path: Path | str, *, step: int | None = None) -> list[TrainedCall]:
@@ -207,7 +214,7 @@ def read_trained(path: Path | str, *, step: int | None = None) -> list[TrainedCa
 
 def read_checks(path: Path | str) -> dict[int, tuple[Check, ...]]:
     """Return the checks of each step's certificate. If a step was repeated, they are those of its last time."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         rows = connection.execute("SELECT step, name, checked, broken, first FROM checks ORDER BY rowid").fetchall()
     by_step: dict[int, dict[str, Check]] = {}
     for row in rows:
@@ -218,7 +225,7 @@ def read_checks(path: Path | str) -> dict[int, tuple[Check, ...]]:
 
 def read_taught(path: Path | str) -> dict[int, list[TaughtRow]]:
     """Return the rows of each step of a supervised run; empty if the run did not record them."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         if not has(connection, "taught"):
             return {}
         rows = connection.execute("SELECT * FROM taught ORDER BY rowid").fetchall()
@@ -231,7 +238,7 @@ def read_taught(path: Path | str) -> dict[int, list[TaughtRow]]:
 
 def read_task_rows(path: Path | str) -> dict[str, str]:
     """Return the row of each task that was rolled out, as written by `records.row_text`, by task id."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         rows = connection.execute(
             "SELECT DISTINCT task_id, texts.json FROM groups JOIN texts ON texts.id = groups.task_row"
         )
@@ -263,7 +270,7 @@ def count_calls(path: Path | str, groups: Collection[int] | None = None) -> dict
 
 def _groups(path: Path | str) -> list[tuple[int, str, int]]:
     """Return (key in the journal, id, policy version) of all groups, in the order they were added."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         return [tuple(row) for row in connection.execute("SELECT key, id, version FROM groups ORDER BY key")]
 
 
@@ -284,7 +291,7 @@ def _last_groups(groups: Iterable[tuple[int, str]]) -> dict[int, list[int]]:
 
 
 def _read_trained(path: Path | str, first: int | None, last: int | None) -> list[TrainedCall]:
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         rows = connection.execute(
             "SELECT step, group_id, rollout_id, call, num_tokens, advantage FROM trained"
             " WHERE (:first IS NULL OR step >= :first) AND (:last IS NULL OR step <= :last) ORDER BY rowid",
@@ -297,7 +304,7 @@ def _count_by_group(path: Path | str, column: str, table: str, groups: Collectio
     """Count the values of a column, most common first, in all groups or in those with these keys."""
     keys = None if groups is None else set(groups)
     counts: Counter[str] = Counter()
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         for value, key, count in connection.execute(
             f"SELECT {column}, group_key, COUNT(*) FROM {table} GROUP BY {column}, group_key"
         ):
@@ -308,6 +315,19 @@ def _count_by_group(path: Path | str, column: str, table: str, groups: Collectio
 def has(connection: sqlite3.Connection, table: str) -> bool:
     """Whether the journal has this table; older journals lack some."""
     return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[sqlite3.Connection]:
+    """Open a journal for reading it in a block. Raises `JournalError` as `open_journal` does, and for records that no
+    version of Sharpen has written."""
+    with closing(open_journal(path)) as connection:
+        try:
+            yield connection
+        except SharpenError:
+            raise
+        except _DAMAGE as error:
+            raise JournalError(f"the journal {path} is damaged: {type(error).__name__}: {error}") from error
 
 
 def open_journal(path: Path | str, *, at_rest: bool = False) -> sqlite3.Connection:
@@ -364,10 +384,19 @@ def _connected(path: Path, options: str) -> tuple[sqlite3.Connection, sqlite3.Ro
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?{options}", uri=True)
     connection.row_factory = sqlite3.Row
     try:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        _refuse_code(connection, path)
         return connection, connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    except sqlite3.Error:
+    except (sqlite3.Error, JournalError):
         connection.close()
         raise
+
+
+def _refuse_code(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise `JournalError` if a database computes anything when it is read: a journal has tables and indexes alone."""
+    for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master"):
+        if kind not in ("table", "index") or _COMPUTED.search(sql or ""):
+            raise JournalError(f"{path} is no journal: it has {name!r}, which computes something when it is read")
 
 
 def _read_group(connection: sqlite3.Connection, key: int) -> Group:
@@ -413,6 +442,8 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         (row["key"],),
     ):
         index = call_row["idx"]
+        if index != len(calls):
+            raise ValueError(f"call {len(calls)} of the rollout {row['id']!r} is missing")
         call = _read_call(calls, call_row, requests.get(index), constraints.get(index))
         agent, model = names.get(index, ("", ""))
         base = None if call_row["base"] is None else calls[call_row["base"]]
@@ -429,8 +460,8 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         attempt=row["attempt"],
         calls=tuple(calls),
         outcome=Outcome(row["outcome"]),
-        reward=row["reward"],
-        metrics=json.loads(row["metrics"]),
+        reward=_number(row["reward"]),
+        metrics={name: _number(value) for name, value in json.loads(row["metrics"]).items()},
         call_rewards={int(index): reward for index, reward in json.loads(row["call_rewards"]).items()},
         step_rewards={note["call"]: note["step_reward"] for note in notes if note["step_reward"] is not None},
         states={note["call"]: note["state"] for note in notes if note["state"] is not None},
@@ -447,6 +478,13 @@ def _is_trimmed(connection: sqlite3.Connection, group_key: int) -> bool:
     if not has(connection, "trimmed"):
         return False
     return connection.execute("SELECT 1 FROM trimmed WHERE group_key = ?", (group_key,)).fetchone() is not None
+
+
+def _number(value: Any) -> Any:
+    """Return a number, or None for none. Raises `TypeError` for another value: no run has written it."""
+    if value is None or isinstance(value, int | float):
+        return value
+    raise TypeError(f"{value!r:.80} is no number")
 
 
 def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite3.Row]:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from sharpen.experience.reading import has, open_journal, read_groups_at
+from sharpen.experience.reading import has, read_groups_at, reading
 from sharpen.experience.records import insert_call, insert_group, insert_note
 from sharpen.types import Call, CallStatus, Group, IntArray, Outcome, Rollout, Task
 
@@ -120,13 +119,13 @@ def update_ended(connection: sqlite3.Connection, session: str, statuses: Mapping
 
 def is_recording(path: Path | str) -> bool:
     """Whether a journal is that of a recording."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         return has(connection, "recorded")
 
 
 def read_open_sessions(path: Path | str) -> list[OpenSession]:
     """Return the sessions that had not ended when the journal was last written."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         rows = connection.execute(
             "SELECT recorded.*, group_key FROM recorded JOIN rollouts ON rollouts.key = rollout_key WHERE NOT ended"
             " ORDER BY opened"
@@ -145,21 +144,21 @@ def read_open_sessions(path: Path | str) -> list[OpenSession]:
 
 def is_own_key(path: Path | str, key: bytes) -> bool:
     """Whether a digest is that of a session's own key, which may have ended."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         found = connection.execute("SELECT 1 FROM recorded WHERE key = ? AND own", (key,)).fetchone()
     return found is not None
 
 
 def find_session(path: Path | str, session: str) -> bool:
     """Whether there is a session of this id."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         found = connection.execute("SELECT 1 FROM recorded WHERE session = ?", (session,)).fetchone()
     return found is not None
 
 
 def find_answer(path: Path | str, name: str) -> tuple[str, int] | None:
     """Return the session and the call of the answer that the server called `name`; None if there is none."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         found = connection.execute("SELECT session, call FROM answers WHERE name = ?", (name,)).fetchone()
     return None if found is None else (found["session"], found["call"])
 
@@ -185,7 +184,7 @@ class RecordedCounts:
 
 def count_recorded(path: Path | str) -> RecordedCounts:
     """Count what a recording holds."""
-    with closing(open_journal(path)) as connection:
+    with reading(path) as connection:
         sessions = connection.execute(
             "SELECT COUNT(*) AS sessions, COALESCE(SUM(NOT ended), 0) AS open, COUNT(reward) AS rated,"
             " AVG(reward) AS mean_reward FROM recorded JOIN rollouts ON rollouts.key = rollout_key"

@@ -56,6 +56,30 @@ def open_image(data: bytes) -> Image:
         raise ImageError(f"an image of {len(data)} bytes cannot be decoded: {error!r}") from error
 
 
+def small_copy(data: bytes, side: int) -> bytes:
+    """Return an image file with at most `side` pixels each way, as PNG or JPEG, whichever is smaller. Raises
+    `ImageError` if the image cannot be read."""
+    image = open_image(data)
+    image.thumbnail((side, side))
+    files = []
+    for kind in ("PNG", "JPEG"):
+        file = io.BytesIO()
+        image.save(file, kind)
+        files.append(file.getvalue())
+    return min(files, key=len)
+
+
+def size_of(data: bytes) -> tuple[int, int] | None:
+    """Return the width and height that an image file says it has, before it is turned upright; None if it says none."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return image.size
+    except Exception:  # as in `open_image`
+        return None
+
+
 def _rgb(image: Image) -> Image:
     """Return an image as 8 bits of red, green and blue. Pillow's own conversion cuts off greys of 16 bits, and shows
     colours that are transparent."""
@@ -171,10 +195,33 @@ def eyes_of(checkpoint: str | Path, config: Any) -> Eyes | None:
     return Eyes(_processor(Path(checkpoint), config), config)
 
 
+class RowReader:
+    """The processor of Mistral 3: an image token for each square of patches, and a token at the end of each row.
+    Transformers' own cannot be imported without torchvision."""
+
+    image_token, row_end, image_end = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
+
+    def __init__(self, images: Any, tokenizer: Any, side: int) -> None:
+        """`images` is the image processor; `side` the pixels of a square."""
+        self.tokenizer = tokenizer
+        self._images, self._side = images, side
+
+    def read(self, images: list[Image]) -> tuple[Features, list[str]]:
+        """Return the tensors of images, and what stands for each in a text."""
+        tensors = self._images(images, patch_size={"height": self._side, "width": self._side}, return_tensors="pt")
+        return tensors, [self._text(*size) for size in tensors["image_sizes"].tolist()]
+
+    def _text(self, height: int, width: int) -> str:
+        row = self.image_token * (width // self._side)
+        return self.row_end.join([row] * (height // self._side)) + self.image_end
+
+
 def _processor(folder: Path, config: Any) -> Any:
     """Return a checkpoint's processor, for images alone: that of videos would need torchvision."""
+    if config.model_type == "mistral3":
+        side = config.vision_config.patch_size * config.spatial_merge_size
+        return RowReader(_image_processor(folder), load_tokenizer(folder), side)
     import transformers
-    from transformers import AutoImageProcessor
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
     plain: Any = PROCESSOR_MAPPING[type(config)]
@@ -196,11 +243,19 @@ def _processor(folder: Path, config: Any) -> Any:
             tensors, texts = self._process_images(images, **settings)
             return {name: tensors[name] for name in tensors if name not in self.unused_input_names}, texts
 
+    images = _image_processor(folder)
+    has_settings = (folder / "processor_config.json").is_file()
+    settings, _ = ImageReader.get_processor_dict(folder) if has_settings else ({}, {})
+    parts = {"image_processor": images, "tokenizer": load_tokenizer(folder)}
+    return ImageReader.from_args_and_dict([parts.get(name) for name in ImageReader.get_attributes()], settings)
+
+
+def _image_processor(folder: Path) -> Any:
+    """Return what makes tensors of images for a checkpoint. Raises `ModelError` if the folder has none."""
+    from transformers import AutoImageProcessor
+
     try:
-        images = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
-        settings, _ = (
-            ImageReader.get_processor_dict(folder) if (folder / "processor_config.json").is_file() else ({}, {})
-        )
+        return AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
     except ImportError as error:
         raise ModelError(f"the image processor of {folder} needs packages that are not installed: {error}") from error
     except (OSError, ValueError) as error:
@@ -208,8 +263,6 @@ def _processor(folder: Path, config: Any) -> Any:
             f"{folder} holds no image processor ({type(error).__name__}: {reason_of(error)}): copy "
             "preprocessor_config.json, or processor_config.json, of the original model there"
         ) from error
-    parts = {"image_processor": images, "tokenizer": load_tokenizer(folder)}
-    return ImageReader.from_args_and_dict([parts.get(name) for name in ImageReader.get_attributes()], settings)
 
 
 def _num_bytes(cached: Any) -> int:

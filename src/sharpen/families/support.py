@@ -42,7 +42,7 @@ def row_of(family: Family) -> tuple[str, ...]:
 
 def _mark(family: Family, part: Part) -> str:
     missing = family.needs - HAS[part]
-    if family.refused or missing & family.always:
+    if family.refused or missing & family.always or (part == "vllm" and not family.in_vllm):
         return NO
     if not missing:
         return YES

@@ -22,6 +22,7 @@ class Family:
     `needs`: all that a checkpoint of it can need; what one does need is read from its configuration, except `always`,
     which no configuration shows. `limits` are sentences for people. `refused`: why it is refused though nothing is
     missing by name, or "". `images`: whether its images are read; the towers of others are kept as they are.
+    `in_vllm`: whether vLLM has a class for it, or serves it by transformers' own.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Family:
     limits: tuple[str, ...] = ()
     refused: str = ""
     images: bool = False
+    in_vllm: bool = True
     listed: bool = True
 
 
@@ -42,6 +44,7 @@ def _row(
     limits: tuple[str, ...] = (),
     refused: str = "",
     images: bool = False,
+    in_vllm: bool = True,
 ) -> Family:
     always_needed = _named(always)
     return Family(
@@ -52,6 +55,7 @@ def _row(
         limits=limits,
         refused=refused,
         images=images,
+        in_vllm=in_vllm,
     )
 
 
@@ -73,7 +77,7 @@ FAMILIES: tuple[Family, ...] = (
     _row("Mistral", "mistral"),
     _row("Ministral", "ministral"),
     _row("Ministral 3", "ministral3"),
-    _row("Mistral 3, Mistral Small 3", "mistral3", needs="vision"),
+    _row("Mistral 3, Mistral Small 3", "mistral3", needs="vision", images=True),
     _row("Gemma", "gemma"),
     _row("Gemma 2", "gemma2", needs="soft_caps"),
     _row("Gemma 3", "gemma3", "gemma3_text", needs="vision", images=True),
@@ -96,10 +100,10 @@ FAMILIES: tuple[Family, ...] = (
     _row("Hunyuan", "hunyuan_v1_dense"),
     _row("ERNIE 4.5", "ernie4_5"),
     _row("LFM2", "lfm2", needs="convolution"),
-    _row("LFM3", "lfm3", needs="convolution"),
+    _row("LFM3", "lfm3", needs="convolution", in_vllm=False),
     _row("Nemotron-H", "nemotron_h", needs="recurrent experts", limits=(_NO_OUT_PROJ,)),
     _row("Falcon-H1", "falcon_h1", needs="recurrent", limits=(_NO_OUT_PROJ,)),
-    _row("Bamba", "bamba", needs="recurrent"),
+    _row("Bamba", "bamba", needs="recurrent", in_vllm=False),
     _row("Jamba", "jamba", needs="recurrent experts", limits=(_WHOLE_PATHS, "LoRA has no adapters on `dt_proj`")),
     _row("Kimi Linear", "kimi_linear", needs="recurrent experts two_sizes"),
     _row("Qwen2-MoE", "qwen2_moe", needs="experts"),
@@ -142,6 +146,8 @@ def missing_of(config: Any, part: Part) -> str:
     if missing:
         why = "".join(f": {WHY[part, piece]}" for piece in missing if (part, piece) in WHY)
         return f"it has {', '.join(missing)}, which the {NAMES[part]} does not support yet{why}"
+    if part == "vllm" and not family.in_vllm:
+        return "vLLM 0.32 does not serve this family; use engine.type embedded"
     return family.refused
 
 

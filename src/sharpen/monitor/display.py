@@ -196,12 +196,15 @@ class Display:
             self._print(line)
         self.run_directory(run_dir)
 
-    def stopped(self, run_dir: Path, *, step: int | None, named: bool) -> None:
-        """Print how to go on with a run that ended early: after `step`, the last one saved (None: there is none)."""
+    def stopped(self, run_dir: Path, *, step: int | None, trained: int, named: bool) -> None:
+        """Print how to go on with a run that ended early: after `step`, the last one saved (None: there is none) of
+        those `trained`."""
         self.close()
         self._print("")
-        if step is None:
-            self._print("no step was saved: the next start begins anew")
+        if step is None and trained:
+            self._print("no step was saved: to start over, delete the run directory, or choose another name")
+        elif step is None:
+            self._print("no step was trained: the next start begins anew")
         elif named:
             self._print(f"to go on after step {step}: start the same again")
         else:

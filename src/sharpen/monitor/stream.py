@@ -28,6 +28,19 @@ WhoWrites = Callable[[], Writer | None]
 """Returns the rollout whose code runs, or None."""
 
 
+def open_missing_streams() -> None:
+    """Give a process that was started without standard streams (a service, `>&-`) the null device in their place. A
+    file of ours must not get their descriptors, to which others write: the interpreter, libraries, child processes."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free is this one
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (as long as the process)
+
+
 @contextlib.contextmanager
 def lasting_output(who_writes: WhoWrites) -> Iterator[None]:
     """Keep this process, including a user's workflow, from failing when the reader of its output goes away, and what

@@ -159,7 +159,7 @@ def _saved_by_base(case: Case) -> int:
     if not case.num_in_base or lora is None:
         return 0
     if case.engine is not None:
-        return (case.num_in_base + (case.models.policy.in_experts if lora.experts else 0)) * itemsize
+        return (case.num_in_base + case.models.policy.in_experts) * itemsize
     return case.num_in_base * itemsize - nf4_bytes(case.num_in_base) if lora.base == "nf4" else 0
 
 

@@ -27,18 +27,20 @@ def chosen_model(run_dir: Path) -> Path:
     run has not ended."""
     try:
         summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-        verdict = summary.get("verdict") or {}
-        folder = Path(verdict.get("model") or summary.get("model_dir") or "")
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{run_dir} has no summary.json that can be read: the run has not ended") from error
+    summary = summary if isinstance(summary, dict) else {}
+    found = summary.get("verdict")
+    verdict = found if isinstance(found, dict) else {}
     if verdict.get("original"):
         raise ConfigError(
-            f"the verdict of {run_dir} recommends the original model, {verdict['model']}: {verdict['text']}"
+            f"the verdict of {run_dir} recommends the original model, {verdict.get('model')}: {verdict.get('text')}"
         )
-    for place in (folder, run_dir / folder.name):  # the run may have moved
-        if (place / "config.json").is_file():
-            return place
-    raise ConfigError(f"{folder}, the model of {run_dir}, is not there any more")
+    name = Path(str(verdict.get("model") or summary.get("model_dir") or "")).name
+    place = run_dir / name  # the run may have moved, and what it names elsewhere is not its own
+    if name in ("", "..") or not (place / "config.json").is_file():
+        raise ConfigError(f"{name or 'a model'}, the model of {run_dir}, is not there any more")
+    return place
 
 
 def to_gguf(model: Path, path: Path, converter: str | None = None) -> None:
@@ -52,7 +54,7 @@ def to_gguf(model: Path, path: Path, converter: str | None = None) -> None:
     if path.exists():
         raise ConfigError(f"--to {path} is there already")
     command = [sys.executable, converter, str(model), "--outfile", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0 or not path.exists():
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ConfigError(f"{converter} could not convert {model}: {reason}")

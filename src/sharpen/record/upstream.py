@@ -52,7 +52,7 @@ class Upstream:
         could lead elsewhere: nothing is sent then."""
         if not _PATH.fullmatch(path):
             raise ApiError(f"There is no {path[:100]!r} here: the request was not sent.", status=404)
-        base = httpx.URL(self.url)
+        base = httpx.URL(self.url).copy_with(userinfo=b"")
         if path == "/v1" or path.startswith("/v1/"):
             whole = base.path + path[3:]
         else:
@@ -73,11 +73,11 @@ class Upstream:
             kept.append(("authorization", f"Bearer {self._key}"))
         if plain:
             kept.append(("accept-encoding", "identity"))
-        if not self._is_below(target):
-            target = target.copy_with(userinfo=b"")
         request = httpx.Request(method, target, headers=kept, content=body or None)
+        url = httpx.URL(self.url)
+        auth = httpx.BasicAuth(url.username, url.password) if url.userinfo and self._is_below(target) else None
         try:
-            return await self._client.send(request, stream=True)
+            return await self._client.send(request, stream=True, auth=auth)
         except httpx.HTTPError as error:
             raise unreachable(self.shown, error) from error
 

@@ -46,15 +46,21 @@ def front_matter(text: str) -> Mapping[str, Any]:
     match = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
     try:
         found = yaml.safe_load(match[1]) if match else None
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether this is a text, or several: what else a stranger's card may hold there is not taken over."""
+    texts = value if isinstance(value, list) else [value]
+    return all(isinstance(text, str) for text in texts)
 
 
 def card(report: Report, checkpoint: Path, base: Mapping[str, Any]) -> str:
     """Return the card. `base` is the front matter of the base model's card, or of an earlier card of this one."""
     run = report.page.run
-    head: dict[str, Any] = {name: base[name] for name in _KEPT if name in base}
+    head: dict[str, Any] = {name: base[name] for name in _KEPT if _is_plain(base.get(name))}
     head |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
     on_hub = bool(run.model and re.fullmatch(r"[\w.-]+/[\w.-]+", run.model)) and not Path(run.model or "").exists()
     if on_hub:

@@ -7,21 +7,25 @@ and the tasks that changed most with both answers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from sharpen.errors import ImageError
 from sharpen.experience.reading import find_rollouts, read_groups
 from sharpen.monitor.statistics import accuracy, is_binary, paired_difference
 from sharpen.transcript import message_text
-from sharpen.types import Outcome, Rollout
+from sharpen.types import Outcome, Picture, Rollout
 from sharpen.view.data.measures import Measure
 
 MODES = ("sampled", "greedy")
 NUM_CHANGED, NUM_WORSE = 5, 2
 """Tasks shown, and how many of them are among those that got worse, if there are so many."""
 MAX_TEXT = 2000
+MAX_PICTURES, PICTURE_SIDE = 4, 160
+"""Images shown of a task, and the most pixels of each side: the page stays a small file."""
 Rewards = Mapping[str, float]
 
 
@@ -63,7 +67,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedTask:
-    """A task with both answers. `question` is what the agent was asked first, `row` the task as JSON."""
+    """A task with both answers. `question` is what the agent was asked first, `row` the task as JSON. `pictures` are
+    small copies of the images that it was shown first, as data URLs, of which there are `num_pictures`."""
 
     task: str
     place: str
@@ -71,6 +76,8 @@ class ChangedTask:
     row: str
     before: Answer
     after: Answer
+    pictures: tuple[str, ...] = ()
+    num_pictures: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +153,8 @@ def _comparison(place: str, moments: Mapping[str, Rewards], binary: bool) -> Com
 def _changed(evaluations: Path, place: str, moments: Sequence[str], task: str) -> ChangedTask:
     groups = [list(read_groups(evaluations, group_id=f"{moment}/{place}/{task}"))[-1] for moment in moments]
     before, after = (_answer(group.rollouts) for group in groups)
+    asked = next((call for rollout in groups[0].rollouts for call in rollout.calls), None)
+    shown = () if asked is None else tuple(span.picture for span in asked.pictures)
     return ChangedTask(
         task=task,
         place=place,
@@ -153,7 +162,18 @@ def _changed(evaluations: Path, place: str, moments: Sequence[str], task: str) -
         row=_short(json.dumps(groups[0].task.row, ensure_ascii=False, default=str)),
         before=before,
         after=after,
+        pictures=tuple(_small_copies(shown)),
+        num_pictures=len(shown),
     )
+
+
+def _small_copies(pictures: Sequence[Picture]) -> Iterator[str]:
+    """Yield the first pictures as data URLs; one that cannot be read is left out."""
+    from sharpen.families.images import small_copy
+
+    for picture in pictures[:MAX_PICTURES]:
+        with suppress(ImageError):
+            yield Picture.of(small_copy(picture.data, PICTURE_SIDE)).data_url
 
 
 def _question(rollouts: Iterable[Rollout]) -> str:

@@ -89,13 +89,9 @@ class UserFunctions:
         except BaseException as error:  # of bad input, or of the user's objects while they were read
             if _is_our_cancellation(error):
                 raise
-            refusal = error if isinstance(error, ConfigError | DatasetError) else None
-            return Ending(
-                outcome=Outcome.WORKFLOW_ERROR,
-                error=describe(error) if refusal is None else stored_text(str(error)),
-                traceback=traceback_of(error),
-                refusal=refusal,
-            )
+            if isinstance(error, ConfigError | DatasetError):
+                return _refused(error, Outcome.WORKFLOW_ERROR, error)
+            return Ending(outcome=Outcome.WORKFLOW_ERROR, error=describe(error), traceback=traceback_of(error))
 
     async def _attempt(self, task: Task, models: RolloutModels, group_size: int) -> Ending:
         row = self._row_of(task)
@@ -200,10 +196,11 @@ class UserFunctions:
         for cause in causes(error):
             if isinstance(cause, DatasetError):
                 place = place_of_error(cause)
-                raise type(cause)(f"{cause}" + (f" (read at {place})" if place else "")) from error
+                refusal = type(cause)(f"{cause}" + (f" (read at {place})" if place else ""))
+                return _refused(refusal, otherwise, error)
         if isinstance(error, ConfigError) and failure is None:
             place = place_of_error(error)  # e.g. an output of the wrong kind, raised within a Trinity workflow
-            raise ConfigError(f"{error}" + (f" (at {place})" if place else "")) from error
+            return _refused(ConfigError(f"{error}" + (f" (at {place})" if place else "")), otherwise, error)
         text = describe(error)
         empty = [str(name) for name, value in task.row.items() if value is None]
         if empty:
@@ -299,6 +296,11 @@ def is_connection_error(error: BaseException) -> bool:
         return True
     kinds = [(kind.__module__.split(".")[0], kind.__name__) for kind in type(error).__mro__]
     return any(name in CONNECTION_ERRORS.get(package, ()) for package, name in kinds)
+
+
+def _refused(refusal: ConfigError | DatasetError, outcome: Outcome, error: BaseException) -> Ending:
+    """Return the ending of an attempt with bad input, which `error` is about."""
+    return Ending(outcome=outcome, error=stored_text(str(refusal)), traceback=traceback_of(error), refusal=refusal)
 
 
 def _is_our_cancellation(error: BaseException) -> bool:

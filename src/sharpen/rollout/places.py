@@ -65,13 +65,15 @@ def imported_by(frame: FrameType | None) -> str | None:
     return module
 
 
-def place_of_task(task: asyncio.Task[Any] | None) -> str | None:
-    """Like `place_of_error`, for the place where a suspended task waits."""
+def place_of_task(task: asyncio.Task[Any] | None, *, user_only: bool = False) -> str | None:
+    """Like `place_of_frame`, for the place where a suspended task waits."""
     frames: list[tuple[CodeType, int]] = []
     waiting: Any = task.get_coro() if task is not None else None
     while (frame := getattr(waiting, "cr_frame", None)) is not None:
         frames.append((frame.f_code, frame.f_lineno))
         waiting = waiting.cr_await
+    if user_only:
+        frames = [pair for pair in frames if is_user_code(pair[0].co_filename)]
     return _innermost(frames)
 
 

@@ -14,16 +14,17 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
+from sharpen.certificate.lineage import in_words
 from sharpen.config.former import former_run
 from sharpen.config.load import ResolvedConfig, write_config, write_given, write_resolved
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import read_steps
 from sharpen.experience.records import EVALUATIONS
-from sharpen.run.identity import Identity, used_rows_unchanged
+from sharpen.run.identity import ROWS, Identity, changed_rows, used_rows_unchanged
 from sharpen.run.lock import locked
 from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, keep_settings, read_recorded
-from sharpen.trainer.checkpoint import pointed, repair, step_of
+from sharpen.trainer.checkpoint import PREFIX, pointed, repair, step_of
 from sharpen.types import Task
 
 TRAINING = "train_dataset"
@@ -158,9 +159,29 @@ def _continue(path: Path, now: RunRecord, checkpoint: Path, rows: Sequence[Task]
         lines.append("changed since the run last started: rows of train_dataset that it had not used yet")
         before = replace(before, identities={**before.identities, TRAINING: now.identities[TRAINING]})
     lines += check_same_run(path, before, now)
+    if len(rows) > ROWS and (changed := changed_rows(path / "run.db", rows)):  # fewer rows are compared whole
+        lines.append(
+            f"changed since the run used them: {len(changed)} rows of train_dataset ({', '.join(changed[:3])}"
+            f"{', ...' if len(changed) > 3 else ''})"
+        )
+    if missing := _missing_records(path / "run.db", step_of(checkpoint)):
+        lines.append(missing)
     if before.values != now.values:
         keep_settings(path, step_of(checkpoint))
     return lines
+
+
+def _missing_records(journal: Path, step: int) -> str:
+    """Return a line on the steps up to `step` that are not in the journal; empty if all are."""
+    recorded = {record.step for record in read_steps(journal)} if journal.exists() else set()
+    missing = sorted(set(range(1, step + 1)) - recorded)
+    if not missing:
+        return ""
+    return (
+        f"run.db does not have the records of {len(missing)} of the {step} steps behind {PREFIX}{step} "
+        f"({in_words(missing)}): the certificate cannot cover them and will not hold. To train on from these weights "
+        "with a certificate, give them as model_path under another experiment_name"
+    )
 
 
 def _only_unused_rows_changed(path: Path, before: Identity | None, now: Identity | None, rows: Sequence[Task]) -> bool:

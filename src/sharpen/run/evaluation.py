@@ -30,7 +30,7 @@ from sharpen.execution.sessions import opener, own_arguments
 from sharpen.execution.start import start_serving
 from sharpen.experience.journal import Journal
 from sharpen.experience.records import EVALUATIONS
-from sharpen.files import write_whole
+from sharpen.files import check_writable, write_whole
 from sharpen.monitor.display import Display
 from sharpen.monitor.statistics import (
     Evaluation,
@@ -188,9 +188,12 @@ def evaluate(
 
     Without `eval_dataset` it uses the training dataset. An endpoint samples as the agent requests, so it has one mode.
     Prints the accuracies. The file `output` receives the reward of every task as JSON, the folder `transcripts` the
-    rollouts (for an endpoint only outcome and reward, since its calls are not recorded). Raises what `tune()` raises.
+    rollouts (for an endpoint only outcome and reward, since its calls are not recorded). Raises what `tune()` raises,
+    and `OSError`, before anything is loaded, if `output` cannot be written.
     """
     config = resolved.config
+    if output is not None:
+        check_writable(output)
     job = None if endpoint is not None else decide_evaluation(config, workflow, judge)
     if job is None:
         config, notices = fit_to_machine(config)

@@ -9,6 +9,7 @@ import difflib
 from pathlib import Path
 
 from sharpen.errors import ConfigError
+from sharpen.files import check_regular
 
 RECORDS = ("metrics.jsonl", "run.db-wal", "run.db", "summary.json", "resolved.json")
 """What a run writes: the newest of these files says when it last did something."""
@@ -32,7 +33,16 @@ def last_written(run_dir: Path) -> float:
 
 def find_run(name: str | None, root: Path) -> Path:
     """Return the directory `name`, or the run of this name (or `project/name`, or a unique beginning) below `root`;
-    None is the latest run. Raises `ConfigError` if there is none, or more than one."""
+    None is the latest run. Raises `ConfigError` if there is none, or more than one, or if it holds what is no file."""
+    found = _find_run(name, root)
+    try:
+        check_regular(found)
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}; remove it") from error
+    return found
+
+
+def _find_run(name: str | None, root: Path) -> Path:
     if name is not None and Path(name).is_dir():
         return Path(name)
     runs = list_runs(root)

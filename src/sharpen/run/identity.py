@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +40,37 @@ def rows_identity(rows: Sequence[Task]) -> Identity:
 def used_rows_unchanged(journal: Path, rows: Sequence[Task]) -> bool:
     """Whether every row that a run has used, by its journal, is still there and unchanged. Other rows may differ: one
     that could not be read may have been repaired. False if the run has used none."""
+    return changed_rows(journal, rows) == []
+
+
+def changed_rows(journal: Path, rows: Sequence[Task]) -> list[str] | None:
+    """Return the ids of the rows that a run has used, by its journal, and that are not there any more as they were;
+    None if it has used none."""
     from sharpen.supervised.taught import row_digest  # supervised runs are opened through here
 
     if not journal.exists():
-        return False
+        return None
     used: dict[str, str | bytes] = dict(read_task_rows(journal))
     used |= {row.row_id: row.row_digest for step, some in read_taught(journal).items() if step for row in some}
-    now = {row.id: row for row in rows if row.id in used}
-    return bool(used) and all(
-        id_ in now and known == (row_digest(now[id_]) if isinstance(known, bytes) else row_text(now[id_].row))
+    if not used:
+        return None
+    now = _rows_of(rows, used)
+    return [
+        id_
         for id_, known in used.items()
-    )
+        if id_ not in now or known != (row_digest(now[id_]) if isinstance(known, bytes) else row_text(now[id_].row))
+    ]
+
+
+def _rows_of(rows: Sequence[Task], ids: Collection[str]) -> dict[str, Task]:
+    """Return the rows with these ids. One whose id ends with its place is read there; for the others all are read."""
+    found = {}
+    for id_ in ids:
+        place = id_.rpartition("/")[2]
+        if place.isdecimal() and int(place) < len(rows) and (row := rows[int(place)]).id == id_:
+            found[id_] = row
+    missing = {id_ for id_ in ids if id_ not in found}
+    return found | {row.id: row for row in (rows if missing else ()) if row.id in missing}
 
 
 def model_identity(folder: Path) -> Identity:

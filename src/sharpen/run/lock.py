@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from sharpen.errors import ConfigError
+from sharpen.files import check_links
 
 NAME = "run.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -26,8 +27,13 @@ _held: set[int] = set()
 def locked(directory: Path) -> Iterator[str]:
     """Lock the run in `directory`. Yield a warning to print if the file system has no locks, else an empty string.
 
-    Raises `ConfigError` with the name of the holder if the run is locked, also by this process.
+    Raises `ConfigError` with the name of the holder if the run is locked, also by this process; and for a directory
+    with links that lead out of it, where a run would write elsewhere.
     """
+    try:
+        check_links(directory)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from error
     descriptor = os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o644)
     _held.add(descriptor)
     try:

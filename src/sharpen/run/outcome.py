@@ -68,7 +68,12 @@ def write_outcome(loop: Loop, site: Site, verdict: Verdict | None) -> None:
         for line in after_run(site.job, directory.path):
             display.message(line)
         loop.journal.flush()
-        write_certificate(directory.path)
+        certificate = write_certificate(directory.path)
+        if not certificate.holds:
+            display.message(
+                f"NOT CERTIFIED: {certificate.problems[0]} ({len(certificate.problems)} problems; all of them: sharpen "
+                f"certify {directory.path})"
+            )
     if isinstance(site.job.recipe, RowRecipe):
         draw_loss_curve(directory.metrics, directory.loss_picture, title=_title(site, verdict))
     if _reward_picture(loop, site) is not None:
@@ -127,13 +132,14 @@ def result(loop: Loop, site: Site, verdict: Verdict) -> TuneResult:
     )
 
 
-def end_early(site: Site) -> None:
+def end_early(loop: Loop, site: Site) -> None:
     """Say where a run is that an interrupt or an error ended, and how it goes on."""
     directory = site.directory
     saved = pointed(directory.path, "latest")
     site.display.stopped(
         directory.path,
         step=None if saved is None else step_of(saved),
+        trained=loop.progress.step,
         named=site.job.config.name is not None,
     )
 

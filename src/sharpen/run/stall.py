@@ -68,9 +68,9 @@ def who_waits() -> list[str]:
     """Return a line for each rollout that has not ended, up to a number, and for the main thread."""
     places: dict[str, str] = {}
     for task in _tasks():
-        name, place = task.get_name(), place_of_task(task)
+        name, place = task.get_name(), place_of_task(task, user_only=True)
         if "/" in name and (place is not None or name not in places):  # a rollout's id
-            places[name] = place or "inside Sharpen"
+            places[name] = place or "no line of your code"
     lines = [f"rollout {name} waits at {places[name]}" for name in sorted(places)[:MAX_SHOWN]]
     if len(places) > MAX_SHOWN:
         lines.append(f"and {len(places) - MAX_SHOWN} more rollouts")

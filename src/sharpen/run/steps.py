@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from sharpen.errors import JournalError
 from sharpen.interrupts import deferred_interrupt
 from sharpen.trainer.checkpoint import point, pointed, prune, step_directory
 
@@ -36,7 +37,10 @@ class Flushes(Protocol):
     """The part of a journal that is used here."""
 
     def flush(self) -> None:
-        """Return once all records are on disk."""
+        """Return once all records are on disk. Raises `JournalError` if one could not be written."""
+
+    def has_step(self, step: int) -> bool:
+        """Whether the records of this step are on disk, if not those of later work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,18 +86,30 @@ class Checkpoints:
         self._written: str | None = None
 
     def save(self, recorded: StepPosition) -> None:
-        """Write the checkpoint of a step and update `latest` and `best`. Raises `CheckpointError` or `JournalError`,
-        and then leaves the last checkpoint in place."""
+        """Write the checkpoint of a step and update `latest` and `best`. Raises `CheckpointError`, and then leaves the
+        last checkpoint in place; and `JournalError`, after it has written the checkpoint if the step is recorded."""
         assert recorded.version == self._trainer.version, "the trainer has the weights of the recorded step"
         target, content = step_directory(self._run_dir, recorded.step), _content(recorded)
         with deferred_interrupt():
             self._tried = content
-            self._journal.flush()  # a run that continues from here reads the trained steps
+            failure = self._flush(recorded.step)  # a run that continues from here reads the trained steps
             self._trainer.save(target, recorded.position)
             point(self._run_dir, "latest", target)
             self._point_to_best(recorded)
             self._written = content
             prune(self._run_dir, self._keep)
+            if failure is not None:
+                raise failure
+
+    def _flush(self, step: int) -> JournalError | None:
+        """Have the records of a step on disk. Return the failure of later records, if any; raises its own."""
+        try:
+            self._journal.flush()
+        except JournalError as error:
+            if not self._journal.has_step(step):
+                raise
+            return error
+        return None
 
     @contextlib.contextmanager
     def saved_on_failure(self, recorded: Callable[[], StepPosition]) -> Iterator[None]:

@@ -246,9 +246,10 @@ def point(root: Path, name: Pointer, target: Path) -> None:
 
 
 def pointed(root: Path, name: Pointer) -> Path | None:
-    """Return the checkpoint that `root/name` points to, or None if there is no pointer or no such directory."""
+    """Return the checkpoint that `root/name` points to, or None if there is no pointer or no such directory in
+    `root`."""
     target = _pointer_name(root, name)
-    return root / target if target and (root / target).is_dir() else None
+    return root / target if target and Path(target).name == target != ".." and (root / target).is_dir() else None
 
 
 def _pointer_name(root: Path, name: Pointer) -> str | None:

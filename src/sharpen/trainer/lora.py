@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from sharpen.config.trainer import LoraConfig, TrainerConfig
 from sharpen.families.adapters import ADAPTER, adapted_layers, add_adapters, is_of_experts, peft_config
-from sharpen.families.experts import expert_update
+from sharpen.families.experts import expert_update, experts_of
 from sharpen.families.nf4 import NF4Linear
 from sharpen.trainer.model import Scorer, TrainedModel, read_module, resolve_dtype, round_frozen
 from sharpen.trainer.packing import Pack
@@ -99,13 +99,15 @@ class AdaptedModel(TrainedModel):
         """
         return self._as_peft(dict(self.parameters())) if self.alone else super().state_tensors()
 
-    def share_base(self, layers: Mapping[str, Any]) -> None:
-        """Use the engine's frozen layers, by name, in place of those with the same weights that were loaded here."""
+    def share_base(self, layers: Mapping[str, Any], experts: Mapping[str, torch.nn.Module]) -> None:
+        """Use the engine's frozen layers and experts, by name, in place of those with the same weights that were loaded
+        here."""
         for name, layer in self._layers.items():
-            if is_of_experts(layer):
-                setattr(layer.get_base_layer(), layer.parameter_name, layers[name].get_param())
-            else:
+            if not is_of_experts(layer):
                 layer.base_layer = layers[name].base_layer
+        for name, part in experts_of(self.module).items():
+            for weight, shared in list(experts[name].named_parameters(recurse=False)):
+                setattr(part, weight, shared)
 
     def write_trained(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write the adapters in peft's format."""

@@ -39,10 +39,13 @@ class Scale:
     high: float
 
     @classmethod
-    def over(cls, *values: Iterable[float | None]) -> Scale:
-        """The scale that shows all of these values, with a little air."""
+    def over(cls, *values: Iterable[float | None], band: Iterable[float | None] = ()) -> Scale:
+        """The scale that shows all of these values, with a little air. A `band` widens it, at each side by half of
+        what the values span at most: beyond that it is cut."""
         known = [value for some in values for value in some if value is not None and math.isfinite(value)]
         low, high = min(known, default=0.0), max(known, default=1.0)
+        reach, edges = (high - low) / 2, [value for value in band if value is not None and math.isfinite(value)]
+        low, high = max(low - reach, min(low, *edges, low)), min(high + reach, max(high, *edges, high))
         if low == high:
             air = abs(low) / 2 or 0.5
             return cls(low=low - air, high=high + air)

@@ -6,6 +6,7 @@ each file that is missing or damaged. Nothing here raises because of what a file
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
@@ -69,7 +70,7 @@ def _with_rows(path: Path, rows: list[Row], problems: list[str]) -> RunFiles:
 def read_json(path: Path) -> tuple[Mapping[str, Any], list[str]]:
     """Return the object in a JSON file, and what is wrong with the file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(_read(path).decode("utf-8"))
     except FileNotFoundError:
         return {}, [f"{path.name} is missing"]
     except OSError as error:
@@ -81,11 +82,18 @@ def read_json(path: Path) -> tuple[Mapping[str, Any], list[str]]:
     return content, []
 
 
+def _read(path: Path) -> bytes:
+    """Return the content of a file. Raises `OSError`, also for what is no file: to read a pipe may never end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file")
+    return path.read_bytes()
+
+
 def read_rows(path: Path) -> tuple[list[Row], list[str]]:
     """Return the lines of `metrics.jsonl` with their numbers, and what is wrong with the file. A last line without its
     end is left out silently: the run is writing it, or was killed there."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = _read(path).decode("utf-8", errors="replace")
     except FileNotFoundError:
         return [], [f"{path.name} is missing: no curves"]
     except OSError as error:
@@ -109,7 +117,7 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
 
 def _read_brief_rows(path: Path) -> tuple[list[Row], list[str]]:
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = _read(path).split(b"\n")
     except FileNotFoundError:
         return [], [f"{path.name} is missing: no curves"]
     except OSError as error:

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from sharpen.files import check_links
+
 NAME = "notes.jsonl"
 THUMBS = ("up", "down", "")
 MAX_CHARACTERS = 10_000
@@ -52,7 +54,8 @@ def read_notes(run_dir: Path) -> dict[tuple[str, int], Note]:
 
 
 def write_note(run_dir: Path, note: Note) -> None:
-    """Append a note. Raises `OSError` where the folder cannot be written."""
+    """Append a note. Raises `OSError` where the folder cannot be written, or links lead out of it."""
+    check_links(run_dir)
     line = json.dumps(asdict(note), ensure_ascii=True) + "\n"
     with (run_dir / NAME).open("a+b") as file, _locked(file):
         if _is_cut(file):

@@ -233,7 +233,8 @@ class Pages:
         if request.method != "GET":
             return await self.unreadable(request, error)
         query = f"?{request.url.query}" if request.url.query else ""
-        return RedirectResponse(f"{urllib.parse.quote(request.url.path)}{query}", status_code=303)
+        path = "/" + request.url.path.lstrip("/")  # two slashes would name another host
+        return RedirectResponse(f"{urllib.parse.quote(path)}{query}", status_code=303)
 
     def _problem(self, request: Request, status: int, title: str, text: str) -> Response:
         """A page for a person, a line of text for a program."""

@@ -73,13 +73,15 @@ class RemoteModel:
         listen: GatewayConfig | None = None,
     ) -> None:
         self.name, self.model_name = name, model_name
-        self.base = httpx.URL(base_url.rstrip("/"))
-        self.base_url = str(self.base.copy_with(userinfo=b""))
+        given = httpx.URL(base_url.rstrip("/"))
+        self.base = given.copy_with(userinfo=b"")
+        self.base_url = str(self.base)
         """Without a name and a password in it: it is written and told."""
         self.api_key = api_key
         self.defaults = defaults or {}
         self.thread = ServingThread()
-        self.http = httpx.AsyncClient(timeout=LOOPBACK_TIMEOUT_S, limits=CONNECTIONS)
+        auth = httpx.BasicAuth(given.username, given.password) if given.userinfo else None
+        self.http = httpx.AsyncClient(timeout=LOOPBACK_TIMEOUT_S, limits=CONNECTIONS, auth=auth)
         self.server = Server(self._start, self.thread.loop, owner.get, listen)
         self.keys: Keys[RemoteSession] = Keys()
         self._warned = False

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharpen.compat.agentscope.console import silent_agents
+from sharpen.config.load import know_secrets
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.cluster.engine import EngineClient
@@ -79,6 +80,7 @@ class RolloutWorker:
         let_idle_workers_sleep()
         quiet_transformers()
         os.environ.update(setup.config.rollout.env_vars)
+        know_secrets(setup.config)
         functions = setup.code.load()
         self._silence = silent_agents()
         self._silence.__enter__()

@@ -22,6 +22,7 @@ import torch
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ConstraintError, EngineError, EngineLostError, ModelError, SamplingError
 from sharpen.families.adapters import adapted_layers, add_adapters, load_adapters
+from sharpen.families.experts import experts_of
 from sharpen.families.modules import load_module, text_parameters
 from sharpen.families.recurrent import example_state, mixers_of
 from sharpen.families.routing import Routing, routing_of
@@ -295,6 +296,10 @@ class EmbeddedEngine:
     def adapted_layers(self) -> dict[str, Any]:
         """Return the layers with an adapter by name, for a trainer in this process that shares their frozen part."""
         return adapted_layers(self._model)
+
+    def experts(self) -> dict[str, torch.nn.Module]:
+        """Return the parts with the weights of experts by name, for a trainer in this process that shares them."""
+        return experts_of(self._model)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the engine's own weights of the text by Hugging Face parameter name, for a trainer in this process

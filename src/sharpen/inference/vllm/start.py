@@ -96,6 +96,8 @@ def start_llm(
 
         on_cpu = current_platform.is_cpu()
         chosen = dtype if dtype != "auto" else "float32" if on_cpu else "bfloat16"
+        if on_cpu:
+            refuse_on_cpu(config, model_path, chosen)
         return _start(
             model_path,
             model=model_path,
@@ -114,6 +116,16 @@ def start_llm(
             language_model_only=bool(pieces_of(config) & {Piece.VISION, Piece.AUDIO}),
             **({} if max_lora_rank is None else {**_ADAPTERS, "max_lora_rank": max_lora_rank}),
             **(_cpu_settings(config, max_model_len, max_slots) if on_cpu else {}),
+        )
+
+
+def refuse_on_cpu(config: Any, model_path: str, dtype: str) -> None:
+    """Raise `ModelError` for gated delta nets that would not be computed in bfloat16: vLLM's processes would die of the
+    first request."""
+    if dtype != "bfloat16" and "linear_attention" in (getattr(text_config(config), "layer_types", None) or ()):
+        raise ModelError(
+            f"{model_path} (model type {config.model_type!r}) has gated delta nets, which vLLM 0.32 computes on a CPU "
+            f"only in bfloat16, not in {dtype}: set engine.dtype to bfloat16, or engine.type to embedded"
         )
 
 

@@ -298,10 +298,10 @@ def _texts(found: Any) -> tuple[str, ...]:
 
 def _why_no_findings(diagnosis: Diagnosis) -> str:
     if diagnosis.pending:
-        return "the diagnosis is being made"
+        return "The diagnosis is being made."
     if diagnosis.problem:
-        return f"no diagnosis: {diagnosis.problem}"
-    return "" if diagnosis.findings else "no cause found for a flat reward"
+        return f"No diagnosis: {diagnosis.problem}"
+    return "" if diagnosis.findings else "The diagnosis found no cause that keeps this run from learning."
 
 
 def _card(finding: Finding) -> FindingCard:

@@ -158,7 +158,7 @@ function aligned(curves, byTime) {
 }
 
 /**
- * The range of the values and intervals: a band may be cut, since a deviation can reach beyond what a reward can be.
+ * The range of the values and intervals. A band widens it, at each side by half of what the values span at most.
  * @param {Curve[]} curves
  * @returns {[number, number]}
  */
@@ -169,8 +169,12 @@ function valueRange(curves) {
   const low = known.reduce((least, value) => Math.min(least, value), Infinity);
   const high = known.reduce((most, value) => Math.max(most, value), -Infinity);
   if (!known.length) return [0, 1];
-  const air = low === high ? Math.abs(low) / 2 || 0.5 : 0.06 * (high - low);
-  return [low - air, high + air];
+  if (low === high) return [low - (Math.abs(low) / 2 || 0.5), high + (Math.abs(low) / 2 || 0.5)];
+  const band = curves.flatMap(({ series, isSparse }) => (isSparse ? [] : [...series.low, ...series.high])).filter((value) => value !== null);
+  const reach = (high - low) / 2;
+  const from = Math.max(low - reach, band.reduce((least, value) => Math.min(least, value), low));
+  const to = Math.min(high + reach, band.reduce((most, value) => Math.max(most, value), high));
+  return [from - 0.06 * (to - from), to + 0.06 * (to - from)];
 }
 
 /**
