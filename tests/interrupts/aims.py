@@ -54,8 +54,8 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
     ),
     "monitor": (
         Aim("monitor/metrics.py", "self._file.flush()"),
-        Aim("monitor/tensorboard.py", "self._file.write(length"),
-        Aim("monitor/tensorboard.py", "self._file.flush()"),
+        Aim("monitor/tensorboard.py", "written = self._file.write(data)"),
+        Aim("monitor/tensorboard.py", "self._num_bytes += written"),
     ),
 }
 """By kind."""

@@ -1,7 +1,7 @@
 """Sessions of a bench that end by SIGKILL at each place of a step at which two writes belong together.
 
-`python killed_bench.py FOLDER MODEL ROWS` plays each in a fork, goes on from what it left, and compares that with a run
-that nobody killed. Prints a line for each kill.
+`python killed_bench.py FOLDER MODEL ROWS MOST` plays so many of each kind in forks, goes on from what each left, and
+compares that with a run that nobody killed. Prints a line for each kill.
 """
 
 import os
@@ -48,11 +48,11 @@ def check(bench: Bench, run_dir: Path) -> None:
     assert records(run_dir) == records(bench.quiet)
 
 
-def main(folder: Path, model: Path, rows: Path) -> None:
+def main(folder: Path, model: Path, rows: Path, most: int) -> None:
     with rows_bench(folder, model, rows, "sft") as bench:
         places = bench.places()
         for kind, aims in AIMS.items():
-            for aim in aims:
+            for aim in aims[:most]:
                 place = next(places_of(aim, places), None)
                 run_dir = bench.copy()
                 code = killed_at(bench, run_dir, aim, place)
@@ -64,4 +64,4 @@ def main(folder: Path, model: Path, rows: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]))
+    main(*map(Path, sys.argv[1:4]), int(sys.argv[4]))

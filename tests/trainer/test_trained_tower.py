@@ -34,7 +34,7 @@ def tower_parameters(module):
     return tuple(own_parameters(tower_modules(module)))
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "gemma3", "gemma4"])
+@pytest.fixture(scope="module", params=["qwen3_vl", "gemma3", "gemma4", "mistral3"])
 def seeing(request, tmp_path_factory, toy_model_dir):
     folder = make_seeing_checkpoint(request.param, tmp_path_factory.mktemp("seeing"), toy_model_dir)
     return request.param, folder, eyes_of(folder, AutoConfig.from_pretrained(folder))
