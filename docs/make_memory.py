@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import PretrainedConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from sharpen.config.load import resolve
 from sharpen.plan.case import Case, read_models
@@ -33,11 +33,10 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 }
 """The dense Qwen3 models as published: hidden size, size of the feed-forward layers, layers, heads."""
 CONFIGS: Mapping[str, PretrainedConfig] = {
-    "9B hybrid": Qwen3_5TextConfig(),
     "30B, 3B active": Qwen3MoeConfig(num_hidden_layers=48, head_dim=128, intermediate_size=6144),
 }
-"""Qwen3.5's text in the sizes that transformers has for it, three layers in four recurrent; and Qwen3-MoE with 128
-experts."""
+"""Qwen3-MoE with 128 experts, as published. There is no hybrid model: its layers are traced chunk by chunk, which takes
+long."""
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "all weights, AdamW": {},
     "all weights, Muon": {"optimizer": "muon"},
