@@ -36,7 +36,7 @@ QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
 
 class Chance:
-    """Draws failures. Each kind has draws of its own, so that its n-th one is the same in whatever order threads ask."""
+    """Draws failures. Each kind has its own draws, so that its n-th one is the same in whatever order threads ask."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
