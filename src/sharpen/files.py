@@ -55,14 +55,16 @@ def check_writable(path: Path) -> None:
             partial.unlink(missing_ok=True)
 
 
-def check_links(folder: Path) -> None:
-    """Raise `OSError` if a symbolic link in a folder, which somebody else may have made, leads out of it: what is
-    written there would be written elsewhere."""
-    whole = folder.resolve()
+def check_links(run_dir: Path) -> None:
+    """Raise `OSError` if a symbolic link in a run's directory, which somebody else may have made, leads out of it: what
+    is written there would be written elsewhere. The files that a monitoring service keeps below `monitor/` are its own:
+    no run opens them again, and W&B links to its logs."""
+    whole = run_dir.resolve()
     for place, folders, files in os.walk(whole):
-        for path in (Path(place, name) for name in (*folders, *files)):
+        services = len(Path(place).relative_to(whole).parts) > 1 and Path(place).is_relative_to(whole / "monitor")
+        for path in (Path(place, name) for name in (*folders, *(() if services else files))):
             if path.is_symlink() and not path.resolve().is_relative_to(whole):
-                reason = f"a link that leads out of {folder} (to {os.readlink(path)}); remove it to write there"
+                reason = f"a link that leads out of {run_dir} (to {os.readlink(path)}); remove it to write there"
                 raise OSError(errno.ELOOP, reason, os.fspath(path))
 
 

@@ -234,6 +234,25 @@ def test_links_within_a_run_are_its_own(copy: Path) -> None:
         pass
 
 
+def test_the_logs_of_a_monitoring_service_are_its_own(copy: Path, outside: Path) -> None:
+    """Red with every link refused: W&B links to its log in the user's cache, and no run with it went on."""
+    logs = copy / "monitor" / "wandb" / "run-20260101_000000-ab" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "debug-core.log").symlink_to(outside / "core-debug-20260101_000000.log")
+    with locked(copy):
+        pass
+    write_note(copy, new_note("step-0/train/0/0", "run.db", 1, "up", ""))
+    assert main(["report", str(copy)]) == 0
+
+
+@pytest.mark.parametrize("name", ["monitor/wandb", "monitor/tensorboard", "monitor/mlflow_run_id"])
+def test_what_a_run_opens_below_monitor_is_in_it(name: str, copy: Path, outside: Path) -> None:
+    (copy / "monitor").mkdir(exist_ok=True)
+    (copy / name).symlink_to(outside, target_is_directory=True)
+    with pytest.raises(ConfigError, match=rf"{name}.*leads out of"), locked(copy):
+        pass
+
+
 @pytest.mark.parametrize("target", ["../outside", "{outside}", "..", "."])
 def test_a_pointer_leads_to_a_checkpoint_of_the_run(target: str, copy: Path, outside: Path) -> None:
     for make in (pointer, linked):
