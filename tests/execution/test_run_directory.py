@@ -353,6 +353,30 @@ def test_another_run_under_the_same_name_is_refused_with_both_values(changed, sa
     assert {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()} == before
 
 
+@pytest.mark.parametrize(
+    ("section", "newer"),
+    [
+        ({"trainer__lora": {"rank": 4}}, "trainer.lora.experts"),
+        ({"auxiliary_models__judge": {"model_path": "j", "max_model_len": 9}}, "auxiliary_models.judge.temperature"),
+    ],
+)
+def test_a_setting_that_is_newer_than_the_record_counts_as_its_default_in_optional_sections_too(
+    section: dict[str, object], newer: str, tmp_path: Path
+):
+    """Red when only sections that are always there have defaults: `trainer.lora.experts: none -> False`."""
+    path = begun(tmp_path, 2, **section)
+    recorded = json.loads((path / "resolved.json").read_text())
+    default = recorded.pop(newer)["value"]
+    (path / "resolved.json").write_text(json.dumps(recorded))
+    assert default is not None
+    assert opened(settings(tmp_path, **section)).notes == ()
+    (path / "resolved.json").write_text(json.dumps(recorded))
+    (name,), (values,) = zip(*section.items(), strict=True)
+    other = {name: {**values, newer.rpartition(".")[2]: True if default is False else 0.5}}
+    with pytest.raises(ConfigError, match=f"{newer}: {default!r} -> "):
+        opened(settings(tmp_path, **other))
+
+
 def test_what_may_change_is_said_and_the_settings_before_are_kept(tmp_path: Path):
     path = begun(tmp_path, 2, 4, algorithm__learning_rate=1e-3)
     again = settings(tmp_path, algorithm__learning_rate=1e-4, train_dataset__total_steps=9)

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import PydanticUndefined
+
+from sharpen.config.explain import section_at
 from sharpen.config.former import recorded_settings
 from sharpen.config.load import shown, shown_settings
 from sharpen.config.resuming import may_change, setting_of
@@ -83,11 +86,11 @@ def read_recorded(path: Path) -> RunRecord | None:
 
 def changes(before: RunRecord, now: RunRecord) -> list[Change]:
     """Return all differences except files and folders that have only moved. A setting missing from `before` counts as
-    its default; one that no longer exists is not compared."""
+    its default, if its section was there; one that no longer exists is not compared."""
     found = []
     defaults = _defaults()
     for name in sorted(before.values.keys() | now.values.keys()):
-        change = Change(setting=name, before=before.values.get(name, defaults.get(name)), now=now.values.get(name))
+        change = Change(setting=name, before=_value(name, before, defaults), now=now.values.get(name))
         if change.before != change.now and setting_of(name) is not None and not _moved(change, before, now):
             found.append(change)
     for name in sorted(before.identities.keys() & now.identities.keys()):
@@ -136,6 +139,20 @@ def _defaults() -> dict[str, Any]:
     """Return the defaults of the settings that have one."""
     smallest = {"train_dataset": {"path": ""}, "model": {"model_path": "", "max_model_len": 2}}
     return dict(RunRecord.of(RunConfig.model_validate(smallest), {}).values)
+
+
+def _value(name: str, before: RunRecord, defaults: Mapping[str, Any]) -> Any:
+    """Return the recorded value of a setting, or the default of one that is newer than the record. In an optional
+    section only that which was there has defaults: `trainer.lora`, `auxiliary_models.judge`."""
+    if name in before.values or name in defaults:
+        return before.values.get(name, defaults.get(name))
+    section, _, last = name.rpartition(".")
+    if (setting_of(name) or "").count(".") != name.count("."):  # a key that the user named, as in `workflow_args`
+        return None
+    if not any(other.startswith(f"{section}.") for other in before.values):
+        return None
+    default = section_at(RunConfig, section.split(".")).model_fields[last].get_default(call_default_factory=True)
+    return None if default is PydanticUndefined else json.loads(json.dumps(default))
 
 
 def _moved(change: Change, before: RunRecord, now: RunRecord) -> bool:
