@@ -129,7 +129,7 @@ def _nearest_choice(value: object, expected: str) -> str:
 def nearest_setting(model: type[BaseModel], place: Place) -> str:
     """Return a hint for an unknown setting: a similar name in its section, else in other sections, else all names."""
     *path, name = place
-    section = _section_at(model, path)
+    section = section_at(model, path)
     near = get_close_matches(name, section.model_fields, n=1, cutoff=0.6)
     if near and near[0] != name:
         return f"; did you mean '{'.'.join([*path, near[0]])}'?"
@@ -167,7 +167,8 @@ def is_mapping(annotation: Any) -> bool:
     return get_origin(annotation) is dict
 
 
-def _section_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
+def section_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
+    """Return the configuration class of the section at a place."""
     rest = list(path)
     while rest:
         field = model.model_fields[rest.pop(0)]

@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import PydanticUndefined
+
+from sharpen.config.explain import section_at
 from sharpen.config.former import recorded_settings
 from sharpen.config.load import hidden_values, shown, shown_settings
 from sharpen.config.resuming import may_change, setting_of
@@ -95,11 +98,11 @@ def read_recorded(path: Path) -> RunRecord | None:
 
 def changes(before: RunRecord, now: RunRecord) -> list[Change]:
     """Return all differences except files and folders that have only moved. A setting missing from `before` counts as
-    its default; one that no longer exists is not compared."""
+    its default, if its section was there; one that no longer exists is not compared."""
     found = []
     defaults = _defaults()
     for name in sorted(before.values.keys() | now.values.keys()):
-        change = Change(setting=name, before=before.values.get(name, defaults.get(name)), now=now.values.get(name))
+        change = Change(setting=name, before=_value(name, before, defaults), now=now.values.get(name))
         if name in before.fingerprints and name in now.values:
             same = is_same(now.hidden.get(name, change.now), before.fingerprints[name])
         else:
@@ -152,6 +155,20 @@ def _defaults() -> dict[str, Any]:
     """Return the defaults of the settings that have one."""
     smallest = {"train_dataset": {"path": ""}, "model": {"model_path": "", "max_model_len": 2}}
     return dict(RunRecord.of(RunConfig.model_validate(smallest), {}).values)
+
+
+def _value(name: str, before: RunRecord, defaults: Mapping[str, Any]) -> Any:
+    """Return the recorded value of a setting, or the default of one that is newer than the record. In an optional
+    section only that which was there has defaults: `trainer.lora`, `auxiliary_models.judge`."""
+    if name in before.values or name in defaults:
+        return before.values.get(name, defaults.get(name))
+    section, _, last = name.rpartition(".")
+    if (setting_of(name) or "").count(".") != name.count("."):  # a key that the user named, as in `workflow_args`
+        return None
+    if not any(other.startswith(f"{section}.") for other in before.values):
+        return None
+    default = section_at(RunConfig, section.split(".")).model_fields[last].get_default(call_default_factory=True)
+    return None if default is PydanticUndefined else json.loads(json.dumps(default))
 
 
 def _agree(before: Any, now: Any) -> bool:
