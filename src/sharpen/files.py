@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 _PARTIAL = ".partial"
+_ELSEWHERE = re.compile(r"global_step_\d+|exchange|images")
 
 
 def write_whole(path: Path, content: bytes | str, *, lasting: bool = True) -> None:
@@ -58,14 +60,25 @@ def check_writable(path: Path) -> None:
 def check_links(run_dir: Path) -> None:
     """Raise `OSError` if a symbolic link in a run's directory, which somebody else may have made, leads out of it: what
     is written there would be written elsewhere. The files that a monitoring service keeps below `monitor/` are its own:
-    no run opens them again, and W&B links to its logs."""
+    no run opens them again, and W&B links to its logs. What is large may be on another disk (`_ELSEWHERE`)."""
     whole = run_dir.resolve()
     for place, folders, files in os.walk(whole):
         services = len(Path(place).relative_to(whole).parts) > 1 and Path(place).is_relative_to(whole / "monitor")
         for path in (Path(place, name) for name in (*folders, *(() if services else files))):
-            if path.is_symlink() and not path.resolve().is_relative_to(whole):
+            if path.is_symlink() and not _may_lead_out(path, whole):
                 reason = f"a link that leads out of {run_dir} (to {os.readlink(path)}); remove it to write there"
                 raise OSError(errno.ELOOP, reason, os.fspath(path))
+
+
+def _may_lead_out(path: Path, whole: Path) -> bool:
+    """Whether a link stays in a run's directory, or may lead out of it: to the folder of a checkpoint, of weights or of
+    images. Of a pointer to a link, that link is to be judged."""
+    if Path(os.path.realpath(path)).is_relative_to(whole):
+        return True
+    if path in (whole / "latest", whole / "best"):
+        path = Path(os.path.normpath(path.parent / os.readlink(path)))
+        return path.parent == whole and path.is_symlink()
+    return path.parent == whole and path.is_dir() and _ELSEWHERE.fullmatch(path.name) is not None
 
 
 def check_regular(folder: Path) -> None:

@@ -15,7 +15,17 @@ from sharpen.experience.journal import Journal
 from sharpen.run.directory import RunDirectory, open_run_directory
 from sharpen.run.identity import Identity, model_identity, rows_identity
 from sharpen.tasks.source import Row
-from sharpen.trainer.checkpoint import STATE, is_whole, point, pointed, repair, step_directory, write_directory
+from sharpen.trainer.checkpoint import (
+    STATE,
+    Pointer,
+    is_whole,
+    point,
+    pointed,
+    prune,
+    repair,
+    step_directory,
+    write_directory,
+)
 from sharpen.trainer.checksums import write_checksums
 from sharpen.types import Group, Task
 
@@ -188,6 +198,66 @@ def test_a_best_that_points_to_nothing_goes(tmp_path: Path):
     (note,) = opened(settings(tmp_path)).notes
     assert "`best` pointed to global_step_7" in note
     assert not os.path.lexists(path / "best")
+
+
+@pytest.mark.parametrize("name", ["latest", "best"])
+@pytest.mark.parametrize(
+    "target", ["global_step_2/", "./global_step_2", "{run}/global_step_2", "{run}/./global_step_2/"]
+)
+def test_a_pointer_that_somebody_wrote_is_followed(target: str, name: Pointer, tmp_path: Path):
+    """Red with its text taken as a name: `best` was deleted, and the run of `latest` had no checkpoint."""
+    path = begun(tmp_path, 2)
+    (path / name).unlink(missing_ok=True)
+    (path / name).symlink_to(target.format(run=path))
+    directory = opened(settings(tmp_path))
+    assert directory.notes == ()
+    assert pointed(path, name) == directory.checkpoint == step_directory(path, 2)
+
+
+def test_a_pointer_out_of_the_run_is_set_right(tmp_path: Path):
+    """Red with a whole checkpoint elsewhere taken for the run's own: then it had none."""
+    path = begun(tmp_path, 2)
+    other = checkpoint(tmp_path, 9)
+    for name in ("latest", "best"):
+        (path / name).unlink(missing_ok=True)
+        (path / name).symlink_to(other)
+    notes = repair(path)
+    assert [f"{name}` " in note for name, note in zip(("best", "latest"), notes, strict=True)] == [True, True]
+    assert pointed(path, "latest") == step_directory(path, 2)
+    assert pointed(path, "best") is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read at its beginning")
+def test_what_cannot_be_read_now_is_not_damaged(tmp_path: Path):
+    """Red with an error of the disk taken for damage: `latest` went back to step 2, and training would have overwritten
+    step 4, which is whole."""
+    path = begun(tmp_path, 2, 4)
+    write_checksums(path / "global_step_4")
+    weights = path / "global_step_4" / "model.safetensors"
+    weights.rename(tmp_path / "kept")
+    weights.symlink_to("/proc/self/mem")
+    with pytest.raises(CheckpointError, match=r"global_step_4.*cannot be read now \(Input/output error\)"):
+        repair(path)
+    assert pointed(path, "latest") == step_directory(path, 4)
+    weights.unlink()
+    (tmp_path / "kept").rename(weights)
+    assert repair(path) == []
+
+
+def test_a_checkpoint_on_another_disk_is_used_and_replaced_as_a_link(tmp_path: Path):
+    """Red with the lock naming `latest`, and with a link that no one could remove."""
+    path, disk = begun(tmp_path, 2, 4), tmp_path / "disk"
+    disk.mkdir()
+    for step in (2, 4):
+        (path / f"global_step_{step}").rename(disk / f"{step}")
+        (path / f"global_step_{step}").symlink_to(disk / f"{step}")
+    assert opened(settings(tmp_path)).checkpoint == step_directory(path, 4)
+    checkpoint(path, 4, "new")
+    assert not (path / "global_step_4").is_symlink()
+    assert prune(path, 0) == [step_directory(path, 2)]
+    assert sorted(file.name for file in path.glob("*global_step_*")) == ["global_step_4"]
+    for step in (2, 4):
+        assert is_whole(disk / f"{step}")
 
 
 def test_a_directory_without_a_complete_checkpoint_is_refused_and_left_unchanged(tmp_path: Path):
