@@ -312,9 +312,9 @@ class SupervisedConfig(Strict):
     """Field with the worse answer (`dpo`)."""
     text_key: str = "text"
     """Field with plain text (`cpt`)."""
-    images_key: str | None = "images"
-    """Field with the images of the messages, for a model that reads them (`sft`, `dpo`); null: they are in the messages
-    alone."""
+    images_key: str | None = None
+    """Field with the images of the messages, for a model that reads them (`sft`, `dpo`); null: `images`, of rows whose
+    messages say where images are, or where it holds images themselves, not paths, addresses or numbers."""
     system_prompt: str | None = None
     """System message for conversations without one."""
     turns: Literal["all", "last"] = "all"
