@@ -16,6 +16,7 @@ from sharpen.config.cluster import ClusterConfig
 from sharpen.config.gateway import GatewayConfig
 from sharpen.config.journal import JournalConfig
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
+from sharpen.config.secrets import hide_in_value
 from sharpen.config.sync import SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
 
@@ -442,7 +443,8 @@ class RunConfig(Strict):
     def _has_two_halves(self) -> Self:
         if self.mode == "both" and self.exchange is not None:
             raise ValueError(
-                f"exchange ({self.exchange!r}) needs mode explore or train, but mode is 'both': remove it, or set mode"
+                f"exchange ({hide_in_value(self.exchange)!r}) needs mode explore or train, but mode is 'both': remove "
+                "it, or set mode"
             )
         if self.mode != "both" and self.name is None:
             raise ValueError(f"mode {self.mode!r} needs a name, by which explorer and trainer find each other")
