@@ -13,7 +13,7 @@ from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.errors import CheckpointError, ConfigError
 from sharpen.experience.journal import Journal
 from sharpen.run.directory import RunDirectory, open_run_directory
-from sharpen.run.identity import Identity, model_identity, rows_identity
+from sharpen.run.identity import Identity, changed_rows, model_identity, rows_identity, used_rows_unchanged
 from sharpen.tasks.source import Row
 from sharpen.trainer.checkpoint import (
     STATE,
@@ -429,6 +429,46 @@ def test_a_used_row_of_a_large_dataset_that_changed_is_named(tmp_path: Path):
     assert rows_identity(altered) == identities["train_dataset"], "not one of the rows that the digest covers"
     (note,) = notes(altered)
     assert "train/1" in note
+
+
+class Counted(list[Task]):
+    """Rows that count how often one is read."""
+
+    read = 0
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        self.read += 1
+        return super().__getitem__(index)
+
+
+def test_of_used_rows_with_images_only_some_are_read_again(tmp_path: Path):
+    """Red when all are: each resume decoded every image that the run had used."""
+    rows = Counted(Task(id=f"train/{at}", index=at, row=Row(question=f"q {at}", image=b"x")) for at in range(300))
+    with Journal(tmp_path / "run.db") as journal:
+        for row in list(rows):
+            journal.add(Group(id=f"step-0/{row.id}", task=row, version=0, rollouts=()))
+    rows.read = 0
+    assert changed_rows(tmp_path / "run.db", rows) == []
+    assert 100 <= rows.read <= 102
+    rows[0] = replace(rows[0], row=Row(question="other", image=b"x"))
+    assert changed_rows(tmp_path / "run.db", rows) == ["train/0"]
+    rows[0] = replace(rows[0], row=Row(question="q 0", image=b"other"))
+    assert changed_rows(tmp_path / "run.db", rows) == ["train/0"]
+
+
+class Thing:
+    """Its `repr` has its address, as that of an image had."""
+
+
+def test_a_row_recorded_with_an_address_in_memory_is_not_called_changed(tmp_path: Path):
+    """Red when such records of earlier versions are compared: every one of their rows had changed."""
+    rows = [Task(id=f"train/{at}", index=at, row=Row(question=f"q {at}", image=Thing())) for at in range(3)]
+    with Journal(tmp_path / "run.db") as journal:
+        for row in rows:
+            journal.add(Group(id=f"step-0/{row.id}", task=row, version=0, rollouts=()))
+    again = [replace(row, row=Row(**{**row.row, "image": Thing()})) for row in rows]
+    assert changed_rows(tmp_path / "run.db", again) == []
+    assert not used_rows_unchanged(tmp_path / "run.db", again), "nobody knows"
 
 
 def test_functions_are_known_by_file_and_name_as_far_as_they_have_one(tmp_path: Path):

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from sharpen.config.secrets import hide_in_urls
+from sharpen.config.secrets import hide_in_urls, hide_in_value
 from sharpen.errors import ConfigError
 
 Place = tuple[str, ...]
@@ -112,7 +112,7 @@ def _sentence(model: type[BaseModel], place: Place, item: Mapping[str, Any]) -> 
 
 
 def _show(value: object) -> str:
-    text = hide_in_urls(repr(value))
+    text = hide_in_urls(repr(hide_in_value(value) if isinstance(value, str) else value))
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
