@@ -1,6 +1,8 @@
 """Files that others read are whole at any time, whoever writes them and where."""
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -49,6 +51,35 @@ def test_a_device_is_written_and_not_replaced(tmp_path: Path):
     finally:
         os.close(reader)
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_what_was_printed_stays_where_a_file_is_written_to_stdout(tmp_path: Path):
+    """`--output /dev/stdout > file`. Red when the file behind it is replaced: what was printed went."""
+    code = (
+        "import sys; from pathlib import Path; from sharpen.files import check_writable, write_whole\n"
+        "print('before'); path = Path('/dev/stdout'); check_writable(path); write_whole(path, 'content\\n')\n"
+        "print('after')"
+    )
+    with (tmp_path / "file").open("w") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert (tmp_path / "file").read_text() == "before\ncontent\nafter\n"
+    with (tmp_path / "other").open("w") as file:
+        write_whole(Path(f"/dev/fd/{file.fileno()}"), "a")
+        write_whole(Path(f"/proc/self/fd/{file.fileno()}"), "b")
+    assert (tmp_path / "other").read_text() == "ab"
+
+
+def test_who_may_read_a_file_stays_as_it_is(tmp_path: Path):
+    """Red with the mode of a new file: a report for the group alone was everybody's."""
+    (tmp_path / "file").touch()
+    (tmp_path / "file").chmod(0o640)
+    (tmp_path / "link").symlink_to("file")
+    for name in ("file", "link"):
+        write_whole(tmp_path / name, "text")
+        assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+    write_whole(tmp_path / "new", "text")
+    (tmp_path / "like").touch()
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "like").stat().st_mode
 
 
 def test_a_link_stays_one(tmp_path: Path):
