@@ -100,10 +100,25 @@ def _may_lead_out(path: Path, whole: Path) -> bool:
 def check_regular(folder: Path) -> None:
     """Raise `OSError` if a folder, which somebody else may have made, holds what is no file: a pipe, a device, or a
     link to one, which to read may never end."""
-    for place, _, files in os.walk(folder):
-        for path in (Path(place, name) for name in files):
-            if path.exists() and not path.is_file():
-                raise OSError(errno.EINVAL, "it is no file, but a pipe or a device", os.fspath(path))
+    folders = [os.fspath(folder)]
+    while folders:
+        with contextlib.suppress(PermissionError, FileNotFoundError, NotADirectoryError):  # gone meanwhile, or private
+            for entry in _entries(folders.pop()):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.is_file(follow_symlinks=False) and not _leads_to_file(Path(entry.path)):
+                    raise OSError(errno.EINVAL, "it is no file, but a pipe or a device", entry.path)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """Return what a folder holds, whose kinds are known without a look at each file."""
+    with os.scandir(folder) as entries:
+        return list(entries)
+
+
+def _leads_to_file(path: Path) -> bool:
+    """Whether a link leads to a file, to a folder, or to nothing."""
+    return path.is_file() or path.is_dir() or not path.exists()
 
 
 def partial_files(folder: Path) -> Iterator[Path]:
