@@ -203,12 +203,12 @@ def test_the_pages_open_with_what_can_be_read(name: str, copy: Path, outside: Pa
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in HARM if "view" in name or name.startswith(("a trigger", "a virtual"))]
+    "name", [name for name in HARM if "view" in name or name.startswith(("a trigger", "a virtual", "a computed"))]
 )
 def test_a_database_that_computes_something_is_no_journal(name: str, copy: Path) -> None:
     """Red with its tables read as they are: a view of the name of one never ends."""
     HARM[name](copy)
-    with pytest.raises(JournalError, match="computes something when it is read"):
+    with pytest.raises(JournalError, match=r"computes something when it is read.* (DROP|ALTER) "):
         open_journal(copy / "run.db")
 
 
