@@ -3,6 +3,7 @@
 import asyncio
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,14 +34,17 @@ class Served:
     loop: ServingLoop
     gateway: Gateway
     address: str
+    clients: ExitStack
 
     @property
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.address}/v1", api_key=KEY, max_retries=0)
+        client = openai.OpenAI(base_url=f"{self.address}/v1", api_key=KEY, max_retries=0)
+        return self.clients.enter_context(client)
 
     @property
     def anthropic(self) -> anthropic.Anthropic:
-        return anthropic.Anthropic(base_url=self.address, api_key=KEY, max_retries=0)
+        client = anthropic.Anthropic(base_url=self.address, api_key=KEY, max_retries=0)
+        return self.clients.enter_context(client)
 
     def get(self, path: str, key: str = KEY) -> httpx.Response:
         return httpx.get(f"{self.address}{path}", headers={"authorization": f"Bearer {key}"})
@@ -58,7 +62,8 @@ def served():
     gateway = Gateway(engine, tokenizer, model_name="toy", loop=loop.loop)
     front = Front(gateway, OneKey(gateway, KEY), KEY, document("1"))
     server = Server(front.start, loop.loop, nobody, GatewayConfig())
-    yield Served(front, engine, loop, gateway, server.url().removesuffix("/v1"))
+    with ExitStack() as clients:
+        yield Served(front, engine, loop, gateway, server.url().removesuffix("/v1"), clients)
     if engine._gate is not None:
         loop.call(engine.release)
     loop.run(server.stop())
