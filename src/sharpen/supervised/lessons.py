@@ -112,7 +112,9 @@ class Tutor:
                 history.add(len(calls), rendered[:at], message, prompt, ids_S, answer)
                 calls.append(_call(len(calls), prompt, ids_S, conversation, at))
         except (ApiError, ImageError) as error:
-            raise DatasetError(f"row {task.id}: {error}") from error
+            unseen = isinstance(error, ApiError) and error.code == "image_not_supported"
+            remedy = " Rows are trained without their field of images by supervised.images_key: null." if unseen else ""
+            raise DatasetError(f"row {task.id}: {error}{remedy}") from error
         return tuple(calls)
 
     def _answer(
