@@ -1,12 +1,16 @@
 """Files that others read are whole at any time, whoever writes them and where."""
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from sharpen.files import check_writable, partial_files, write_whole
+from sharpen.files import check_regular, check_writable, partial_files, write_whole
 
 
 def test_several_writers_of_one_file_leave_one_whole_content(tmp_path: Path):
@@ -49,6 +53,73 @@ def test_a_device_is_written_and_not_replaced(tmp_path: Path):
     finally:
         os.close(reader)
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_what_was_printed_stays_where_a_file_is_written_to_stdout(tmp_path: Path):
+    """`--output /dev/stdout > file`. Red when the file behind it is replaced: what was printed went."""
+    code = (
+        "import sys; from pathlib import Path; from sharpen.files import check_writable, write_whole\n"
+        "print('before'); path = Path('/dev/stdout'); check_writable(path); write_whole(path, 'content\\n')\n"
+        "print('after')"
+    )
+    with (tmp_path / "file").open("w") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert (tmp_path / "file").read_text() == "before\ncontent\nafter\n"
+    with (tmp_path / "other").open("w") as file:
+        write_whole(Path(f"/dev/fd/{file.fileno()}"), "a")
+        write_whole(Path(f"/proc/self/fd/{file.fileno()}"), "b")
+    assert (tmp_path / "other").read_text() == "ab"
+
+
+def test_who_may_read_a_file_stays_as_it_is(tmp_path: Path):
+    """Red with the mode of a new file: a report for the group alone was everybody's."""
+    (tmp_path / "file").touch()
+    (tmp_path / "file").chmod(0o640)
+    (tmp_path / "link").symlink_to("file")
+    for name in ("file", "link"):
+        write_whole(tmp_path / name, "text")
+        assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+    write_whole(tmp_path / "new", "text")
+    (tmp_path / "like").touch()
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "like").stat().st_mode
+
+
+@pytest.mark.parametrize("target", [None, "/dev/zero"])
+def test_what_is_no_file_is_named_wherever_it_is(target: str | None, tmp_path: Path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "latest").symlink_to("a", target_is_directory=True)
+    (tmp_path / "best").symlink_to("gone")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "file").touch()
+    check_regular(tmp_path)
+    odd = tmp_path / "a" / "b" / "odd"
+    if target is None:
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to(target)
+    with pytest.raises(OSError, match="a pipe or a device") as error:
+        check_regular(tmp_path)
+    assert error.value.filename == str(odd)
+
+
+def test_plain_files_are_not_looked_at_one_by_one(tmp_path: Path):
+    """Red with two looks at each: a command that reads took 40,000 for a run of 20,000 images."""
+    (tmp_path / "images").mkdir()
+    for number in range(100):
+        (tmp_path / "images" / str(number)).touch()
+    looks: list[str] = []
+
+    def note(frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call" and called.__name__ in ("stat", "lstat"):
+            looks.append(called.__name__)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        check_regular(tmp_path)
+    finally:
+        sys.setprofile(before)
+    assert looks == []
 
 
 def test_a_link_stays_one(tmp_path: Path):

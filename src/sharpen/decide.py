@@ -19,7 +19,7 @@ from sharpen.config.public import DatasetConfig, MonitorType, TunerModelConfig
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.auxiliary.settings import check_auxiliary_models, fetch_auxiliary_models
-from sharpen.execution.engine_choice import check_gpu, check_heads, this_machine, vllm_choice
+from sharpen.execution.engine_choice import check_gpu, check_heads, check_towers, this_machine, vllm_choice
 from sharpen.execution.engine_counts import fit_engines
 from sharpen.execution.engines import check_base
 from sharpen.execution.model_files import check_model_path, model_folder
@@ -70,7 +70,7 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     recipe = _recipe(problems, config)
     _check_machine(problems, config, serves=serves)
     problems.check(check_base, config, engine, serves=True)
-    problems.check(_check_towers, config, engine)
+    problems.check(check_towers, config, engine)
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     folder = _model_folders(config, serves=serves)
@@ -146,20 +146,12 @@ def decide_learning_server(config: RunConfig) -> Job[RolloutRecipe]:
     _check_machine(problems, config, serves=True, has_tasks=False)
     problems.check(check_base, config.model_copy(update={"mode": "train"}), engine, serves=True)
     problems.check(_check_learns_from_use, config, recipe)
-    problems.check(_check_towers, config, engine)
+    problems.check(check_towers, config, engine)
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     folder = _model_folders(config, serves=True)
     notices += (formats_line(config.model, folder),)
     return Job(recipe=recipe, workflow=None, judge=None, folder=folder, engine=engine, notices=notices)
-
-
-def _check_towers(config: RunConfig, engine: EngineChoice | None) -> None:
-    if config.trainer.train_towers and engine is not None and engine.type == "vllm":
-        raise ConfigError(
-            "trainer.train_towers is true, but engine.type is vllm, which is shown no images: no tower would learn. "
-            "Use the embedded engine, or set it to false"
-        )
 
 
 def _check_learns_from_use(config: RunConfig, recipe: TrainingRecipe | None) -> None:

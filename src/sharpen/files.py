@@ -5,34 +5,50 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 _PARTIAL = ".partial"
+_ELSEWHERE = re.compile(r"global_step_\d+|exchange|images")
 
 
 def write_whole(path: Path, content: bytes | str, *, lasting: bool = True) -> None:
     """Write a file that other processes see whole or not at all, and that is on disk when this returns; one that can be
     made again need not be (`lasting`). Text is written as UTF-8; what that cannot hold (half of a surrogate pair) as an
-    escape. Several threads and processes may write the same file: one of them wins. Raises `OSError` with the name of
-    the file."""
+    escape. Several threads and processes may write the same file: one of them wins. Who may read it stays as it is;
+    other names of the same file (hard links) keep what it held. Raises `OSError` with the name of the file."""
     if isinstance(content, str):
         content = content.encode("utf-8", "backslashreplace")
-    if path.exists() and not path.is_file():  # a device, a pipe: nothing to replace
-        path.write_bytes(content)
-        return
+    try:
+        if (descriptor := _descriptor_of(path)) is not None:
+            sys.stdout.flush()
+            with os.fdopen(os.dup(descriptor), "wb") as file:
+                file.write(content)
+        elif path.exists() and not path.is_file():  # a device, a pipe: nothing to replace
+            path.write_bytes(content)
+        else:
+            _replace(path, content, lasting=lasting)
+    except OSError as error:
+        error.filename, error.filename2 = os.fspath(path), None
+        raise
+
+
+def _replace(path: Path, content: bytes, *, lasting: bool) -> None:
     partial = _partial_of(path)
     try:
         with partial.open("xb") as file:
+            with contextlib.suppress(OSError):  # a new file, or a file system without modes
+                partial.chmod(path.stat().st_mode & 0o777)
             file.write(content)
             if lasting:
                 file.flush()
                 os.fsync(file.fileno())
         partial.replace(path.resolve())
-    except OSError as error:
-        error.filename, error.filename2 = os.fspath(path), None
-        raise
+        if lasting:
+            _flush_folder(partial.parent)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -41,6 +57,8 @@ def write_whole(path: Path, content: bytes | str, *, lasting: bool = True) -> No
 def check_writable(path: Path) -> None:
     """Raise `OSError` with the name of the file if `write_whole` could not write it: before the work whose result it
     is to hold."""
+    if _descriptor_of(path) is not None:
+        return
     if path.exists() and not path.is_file():
         with path.open("ab"):
             return
@@ -55,29 +73,81 @@ def check_writable(path: Path) -> None:
             partial.unlink(missing_ok=True)
 
 
-def check_links(folder: Path) -> None:
-    """Raise `OSError` if a symbolic link in a folder, which somebody else may have made, leads out of it: what is
-    written there would be written elsewhere."""
-    whole = folder.resolve()
+def check_links(run_dir: Path) -> None:
+    """Raise `OSError` if a symbolic link in a run's directory, which somebody else may have made, leads out of it: what
+    is written there would be written elsewhere. The files that a monitoring service keeps below `monitor/` are its own:
+    no run opens them again, and W&B links to its logs. What is large may be on another disk (`_ELSEWHERE`)."""
+    whole = run_dir.resolve()
     for place, folders, files in os.walk(whole):
-        for path in (Path(place, name) for name in (*folders, *files)):
-            if path.is_symlink() and not path.resolve().is_relative_to(whole):
-                reason = f"a link that leads out of {folder} (to {os.readlink(path)}); remove it to write there"
+        services = len(Path(place).relative_to(whole).parts) > 1 and Path(place).is_relative_to(whole / "monitor")
+        for path in (Path(place, name) for name in (*folders, *(() if services else files))):
+            if path.is_symlink() and not _may_lead_out(path, whole):
+                reason = f"a link that leads out of {run_dir} (to {os.readlink(path)}); remove it to write there"
                 raise OSError(errno.ELOOP, reason, os.fspath(path))
+
+
+def _may_lead_out(path: Path, whole: Path) -> bool:
+    """Whether a link stays in a run's directory, or may lead out of it: to the folder of a checkpoint, of weights or of
+    images. Of a pointer to a link, that link is to be judged."""
+    if Path(os.path.realpath(path)).is_relative_to(whole):
+        return True
+    if path in (whole / "latest", whole / "best"):
+        path = Path(os.path.normpath(path.parent / os.readlink(path)))
+        return path.parent == whole and path.is_symlink()
+    return path.parent == whole and path.is_dir() and _ELSEWHERE.fullmatch(path.name) is not None
 
 
 def check_regular(folder: Path) -> None:
     """Raise `OSError` if a folder, which somebody else may have made, holds what is no file: a pipe, a device, or a
     link to one, which to read may never end."""
-    for place, _, files in os.walk(folder):
-        for path in (Path(place, name) for name in files):
-            if path.exists() and not path.is_file():
-                raise OSError(errno.EINVAL, "it is no file, but a pipe or a device", os.fspath(path))
+    folders = [os.fspath(folder)]
+    while folders:
+        with contextlib.suppress(PermissionError, FileNotFoundError, NotADirectoryError):  # gone meanwhile, or private
+            for entry in _entries(folders.pop()):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.is_file(follow_symlinks=False) and not _leads_to_file(Path(entry.path)):
+                    raise OSError(errno.EINVAL, "it is no file, but a pipe or a device", entry.path)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """Return what a folder holds, whose kinds are known without a look at each file."""
+    with os.scandir(folder) as entries:
+        return list(entries)
+
+
+def _leads_to_file(path: Path) -> bool:
+    """Whether a link leads to a file, to a folder, or to nothing."""
+    return path.is_file() or path.is_dir() or not path.exists()
 
 
 def partial_files(folder: Path) -> Iterator[Path]:
     """Yield what `write_whole` left in a folder when its process was killed."""
     return folder.glob(f".*{_PARTIAL}")
+
+
+def _flush_folder(folder: Path) -> None:
+    """Flush the names in a folder to disk, where the file system can."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _descriptor_of(path: Path) -> int | None:
+    """Return the descriptor of this process that a name like `/dev/stdout` or `/dev/fd/3` stands for, None for any
+    other. What it leads to may be a file, into which this process has written before, and writes on."""
+    path = Path(os.path.abspath(path))
+    if path in (Path("/dev/stdout"), Path("/dev/stderr")):
+        return 1 if path.name == "stdout" else 2
+    is_number = path.name.isascii() and path.name.isdigit()
+    return int(path.name) if is_number and path.parent in (Path("/dev/fd"), Path("/proc/self/fd")) else None
 
 
 def _partial_of(path: Path) -> Path:

@@ -19,7 +19,7 @@ from sharpen.experience.entropies import read_entropies
 from sharpen.experience.evidence import read_delivery
 from sharpen.experience.reading import open_journal, read_groups, read_steps
 from sharpen.trainer.checkpoint import pointed
-from sharpen.trainer.checksums import write_checksums
+from sharpen.trainer.checksums import CHECKSUMS, write_checksums
 
 
 async def two_calls(task, model):
@@ -160,13 +160,58 @@ def test_a_bit_that_changed_in_the_weights_is_said(finished, run_dir):
     assert "model.safetensors changed" in problem
 
 
-def test_earlier_weights_that_changed_are_not_compared(finished, run_dir):
+def test_earlier_weights_that_changed_are_a_problem_too_and_nothing_is_computed_with_them(finished, run_dir):
     earlier = run_dir / "global_step_1"
     assert earlier != pointed(run_dir, "latest")
     flip_a_bit(earlier / "model.safetensors")
     found = certify(run_dir)
+    (problem,) = found.problems
+    assert problem.startswith("global_step_1 ")
+    assert "model.safetensors changed" in problem
+    assert any("have no checkpoint" in what for what in found.not_recomputed)
+
+
+def test_only_weights_and_state_are_compared_and_the_optimizer_may_be_gone(finished, run_dir):
+    """Red when the optimizer, most of a checkpoint's bytes, is read to certify weights."""
+    state = pointed(run_dir, "latest") / "trainer_state"
+    flip_a_bit(state / "optimizer.safetensors")
+    (state / "random.safetensors").unlink()
+    found = certify(run_dir, logprobs=False)
     assert found.holds, found.problems
-    assert any("global_step_1" in what and "model.safetensors changed" in what for what in found.not_recomputed)
+    flip_a_bit(state / "state.json")
+    (run_dir / "latest").unlink()  # else its state would be read before
+    (run_dir / "best").unlink(missing_ok=True)
+    (run_dir / "best").symlink_to(state.parent.name)
+    assert "trainer_state/state.json changed" in certify(run_dir, logprobs=False).problems[-1]
+
+
+def test_weights_under_another_name_and_added_ones_are_found(finished, run_dir):
+    """Red when files that are gone, or have no checksum, say nothing: both are what transformers would not load, or
+    would load in place of what was saved."""
+    latest = pointed(run_dir, "latest")
+    (latest / "model.safetensors").rename(latest / "model-00001-of-00001.safetensors")
+    (problem,) = certify(run_dir, logprobs=False).problems
+    assert "model-00001-of-00001.safetensors and model.safetensors changed" in problem
+
+
+def test_checksums_that_are_gone_are_said_and_empty_ones_are_a_problem(finished, run_dir):
+    sums = pointed(run_dir, "latest") / CHECKSUMS
+    sums.write_bytes(b"")
+    (problem,) = certify(run_dir, logprobs=False).problems
+    assert CHECKSUMS in problem
+    sums.unlink()
+    found = certify(run_dir, logprobs=False)
+    assert found.holds, found.problems
+    said = [what for what in found.not_recomputed if CHECKSUMS in what]
+    assert len(said) == 1
+    assert sums.parents[1].name in said[0]
+
+
+def test_a_copy_of_a_checkpoint_beside_the_others_is_none_of_them(finished, run_dir):
+    shutil.copytree(run_dir / "global_step_1", run_dir / "global_step_1_backup")
+    flip_a_bit(run_dir / "global_step_1_backup" / "model.safetensors")
+    found = certify(run_dir)
+    assert found.holds, found.problems
 
 
 def test_what_is_no_run_directory_is_said(tmp_path):

@@ -16,6 +16,7 @@ from sharpen.config.run import SupervisedConfig
 from sharpen.gateway.render import Renderer
 from sharpen.supervised.lessons import Tutor
 from sharpen.supervised.taught import row_digest, taught_row
+from sharpen.trainer.checksums import write_checksums
 from sharpen.types import Task
 
 SAID = ("yes", "no", "perhaps")
@@ -165,15 +166,20 @@ def test_token_counts_that_do_not_add_up_are_found(run_dir):
     assert any("step 1: its rows have trainer/trained_tokens" in problem for problem in problems)
 
 
-def test_weights_that_do_not_have_the_noted_losses_are_found(run_dir):
+@pytest.mark.parametrize("amount", [0.05, float("nan")])
+def test_weights_that_do_not_have_the_noted_losses_are_found(run_dir, amount):
+    """Red when a loss that is not a number passes for one within the bound."""
     file = run_dir / "global_step_4" / "model.safetensors"
     weights = load_file(file)
     noise = torch.Generator().manual_seed(0)
     save_file(
-        {name: w + 0.05 * torch.randn(w.shape, generator=noise).to(w.dtype) for name, w in weights.items()},
+        {name: w + amount * torch.randn(w.shape, generator=noise).to(w.dtype) for name, w in weights.items()},
         file,
         metadata={"format": "pt"},
     )
+    (problem,) = certify(run_dir).problems
+    assert problem.startswith("global_step_4 does not hold the weights that were saved: model.safetensors ")
+    write_checksums(file.parent)  # as one would who wants them to pass for what was saved
     problems = certify(run_dir).problems
     assert any("the held-out loss after step 4 " in problem for problem in problems)
     assert any("the loss of step 5 " in problem for problem in problems)

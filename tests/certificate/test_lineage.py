@@ -194,3 +194,15 @@ def test_the_lineage_names_groups_and_versions(run_dir: Path) -> None:
     assert lineage.groups == {1: (1, 2), 2: (3, 4)}
     assert (lineage.version_before(1), lineage.version_before(2)) == (0, 2)
     assert in_words([7, 1, 2, 4]) == "1 to 2, 4, 7"
+
+
+def test_weights_on_another_disk_are_those_of_the_certificate(run_dir: Path, tmp_path: Path) -> None:
+    """Red with the link resolved: the certificate named no weights, and was built over all records."""
+    session(run_dir, 0, range(1, 6))
+    checkpoint(run_dir, 3)
+    (run_dir / "global_step_3").rename(tmp_path / "disk")
+    (run_dir / "global_step_3").symlink_to(tmp_path / "disk")
+    found = read_lineage(run_dir)
+    assert found.weights is not None
+    assert found.weights.name == "global_step_3"
+    assert [record.step for record in found.steps] == [1, 2, 3]

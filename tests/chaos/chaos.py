@@ -17,6 +17,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -35,16 +36,20 @@ QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
 
 class Chance:
-    """Draws failures. Used from several threads, so that their order, not their number, is left to chance."""
+    """Draws failures. Each kind has its own draws, so that its n-th one is the same in whatever order threads ask."""
 
     def __init__(self, seed: int) -> None:
-        self._random = Random(seed)
+        self._seed = seed
+        self._draws: dict[str, Random] = {}
+        self._lock = threading.Lock()
         self.drawn: Counter[str] = Counter()
 
     def happens(self, what: str, share: float) -> bool:
         """Whether this time something happens."""
-        happens = self._random.random() < share
-        self.drawn[what] += happens
+        with self._lock:
+            draws = self._draws.setdefault(what, Random(f"{self._seed}/{what}"))
+            happens = draws.random() < share
+            self.drawn[what] += happens
         return happens
 
 

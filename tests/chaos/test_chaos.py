@@ -47,3 +47,14 @@ def test_failures_of_every_kind_cost_attempts_and_nothing_else(
     assert sum(len(group.attempts) for group in groups) > 0
     assert not trained_failures(result.run_dir)
     assert result.steps == 2  # a broken certificate would have stopped it
+
+
+def test_the_failures_of_a_kind_do_not_depend_on_what_else_is_drawn() -> None:
+    """Red when all kinds share one row of draws: by the order of the threads a kind may then never happen."""
+    alone, among = Chance(0), Chance(0)
+    for number in range(200):
+        alone.happens("judge", 0.1)
+        for _ in range(number % 3):
+            among.happens("crash", 0.3)
+        among.happens("judge", 0.1)
+    assert alone.drawn["judge"] == among.drawn["judge"] > 0

@@ -294,10 +294,21 @@ class Keeping(Workflow):
         return list(KEPT)
 
 
-def test_experiences_of_another_rollout_stop_the_run(make_place: MakePlace):
+def test_experiences_of_another_rollout_fail_the_one_that_returns_them(make_place: MakePlace):
+    """They show from the second rollout on, when one has ended well: no reward is given to what another one said."""
     KEPT.clear()
+    first, second = make_place("yes").run(Keeping, {"prompt": "a"}, {"prompt": "b"}, max_concurrent_rollouts=1)
+    assert (first.rollouts[0].outcome, first.rollouts[0].reward) == (Outcome.OK, 1.0)
+    assert (second.rollouts[0].outcome, second.rollouts[0].reward) == (Outcome.WORKFLOW_ERROR, None)
+    assert "keep none from one rollout to the next" in second.rollouts[0].error
+
+
+def test_experiences_of_another_rollout_stop_the_run_where_none_has_ended_well(make_place: MakePlace):
+    place = make_place("yes")
+    KEPT.clear()
+    place.run(Keeping)
     with pytest.raises(ConfigError, match="keep none from one rollout to the next"):
-        make_place("yes").run(Keeping, {"prompt": "a"}, {"prompt": "b"})
+        place.run(Keeping)  # another runner's first
 
 
 class Swallowing(Workflow):

@@ -8,6 +8,7 @@ import pytest
 from experience_builders import make_group, two_turns
 
 from sharpen.config.run import RunConfig
+from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import ConfigError, JournalError
 from sharpen.exchange.announcement import Announcement
 from sharpen.exchange.batch import ExploredBatch
@@ -69,6 +70,16 @@ def test_an_announcement_keeps_the_probe_bit_by_bit():
         assert getattr(there, name).dtype == getattr(probe, name).dtype
         assert np.array_equal(getattr(there, name), getattr(probe, name))
     found.check(CONFIG, {"digest": "x"})
+
+
+def test_towers_are_trained_on_both_sides_or_on_none():
+    """Red before: an explorer with vLLM, whose rollouts show no images, fed a trainer of towers."""
+    announcement = Announcement.of(CONFIG, total_steps=1, model={"digest": "x"}, probe=())
+    trains = CONFIG.model_copy(update={"trainer": TrainerConfig(train_towers=True)})
+    with pytest.raises(ConfigError, match=r"trainer.train_towers: False there, True here"):
+        announcement.check(trains, {"digest": "x"})
+    settings = {name: value for name, value in announcement.settings.items() if name != "trainer.train_towers"}
+    replace(announcement, settings=settings).check(trains, {"digest": "x"})  # of an earlier version
 
 
 def test_another_model_is_another_run():

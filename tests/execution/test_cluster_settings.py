@@ -14,11 +14,13 @@ import torch
 from sharpen.config.extras import install_command
 from sharpen.config.load import resolve
 from sharpen.config.run import RunConfig
-from sharpen.decide import check_engine
+from sharpen.decide import check_engine, decide_rollouts
 from sharpen.errors import ConfigError
 from sharpen.execution.cluster.connect import check_ray, check_size
 from sharpen.execution.cluster.placement import choose, engine_names, fit_widths, needs, num_ranks, single_engine_config
 from sharpen.execution.cluster.weights import to_arrays, to_tensors
+from sharpen.execution.engine_choice import check_towers
+from sharpen.recipe import EngineChoice
 
 Make = Callable[..., RunConfig]
 
@@ -30,6 +32,10 @@ def make(toy_model_dir: Path) -> Make:
         return resolve(settings=tree | {name.replace("__", "."): value for name, value in settings.items()}).config
 
     return make
+
+
+async def agent(task: Any, model: Any) -> None:
+    """Is only looked at."""
 
 
 def machine(cpus: float, gpus: float = 0, *, alive: bool = True) -> dict[str, Any]:
@@ -97,6 +103,20 @@ def test_each_actor_has_one_engine_and_its_device_is_ray_s_to_choose(make):
     assert choose(make(model__inference_engine_num=3, engine__type="embedded"), 0).type == "embedded"
     with pytest.raises(ConfigError, match=r"engine.device is cuda:1, but Ray assigns the GPUs"):
         check_engine(make(engine__device="cuda:1", execution="ray"))
+
+
+@pytest.mark.parametrize("place", [{"execution": "ray"}, {"mode": "train", "name": "n"}])
+def test_no_tower_learns_from_vllm_in_another_process(make, place):
+    """Red before: nobody had chosen the engine yet, so it was not asked."""
+    config = make(**place, trainer__train_towers=True, engine__type="vllm")
+    with pytest.raises(ConfigError, match=r"trainer.train_towers is true.*vllm"):
+        decide_rollouts(config, agent, None)
+    vllm = EngineChoice(type="vllm", reason="installed, with 1 GPU(s)")
+    by_itself = make(**place, trainer__train_towers=True)
+    with pytest.raises(ConfigError, match=r"trainer.train_towers is true.*vllm"):
+        check_towers(by_itself, vllm)
+    check_towers(by_itself, None)
+    check_towers(make(**place), vllm)
 
 
 def test_auxiliary_models_have_engines_and_gpus_of_their_own_with_vllm(make):

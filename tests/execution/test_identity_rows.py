@@ -30,7 +30,7 @@ def test_rows_that_were_rolled_out(tmp_path: Path) -> None:
 
 def test_used_rows_are_found_where_the_ids_say_or_anywhere(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
-    assert changed_rows(path, tasks()) is None
+    assert changed_rows(path, tasks()) == []
     with Journal(path) as journal:
         for number in (1, 2):
             journal.add(Group(id=f"1/train/{number}", task=tasks()[number], version=0, rollouts=()))

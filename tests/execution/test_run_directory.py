@@ -13,9 +13,19 @@ from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.errors import CheckpointError, ConfigError
 from sharpen.experience.journal import Journal
 from sharpen.run.directory import RunDirectory, open_run_directory
-from sharpen.run.identity import Identity, model_identity, rows_identity
+from sharpen.run.identity import Identity, changed_rows, model_identity, rows_identity, used_rows_unchanged
 from sharpen.tasks.source import Row
-from sharpen.trainer.checkpoint import STATE, is_whole, point, pointed, repair, step_directory, write_directory
+from sharpen.trainer.checkpoint import (
+    STATE,
+    Pointer,
+    is_whole,
+    point,
+    pointed,
+    prune,
+    repair,
+    step_directory,
+    write_directory,
+)
 from sharpen.trainer.checksums import write_checksums
 from sharpen.types import Group, Task
 
@@ -190,6 +200,66 @@ def test_a_best_that_points_to_nothing_goes(tmp_path: Path):
     assert not os.path.lexists(path / "best")
 
 
+@pytest.mark.parametrize("name", ["latest", "best"])
+@pytest.mark.parametrize(
+    "target", ["global_step_2/", "./global_step_2", "{run}/global_step_2", "{run}/./global_step_2/"]
+)
+def test_a_pointer_that_somebody_wrote_is_followed(target: str, name: Pointer, tmp_path: Path):
+    """Red with its text taken as a name: `best` was deleted, and the run of `latest` had no checkpoint."""
+    path = begun(tmp_path, 2)
+    (path / name).unlink(missing_ok=True)
+    (path / name).symlink_to(target.format(run=path))
+    directory = opened(settings(tmp_path))
+    assert directory.notes == ()
+    assert pointed(path, name) == directory.checkpoint == step_directory(path, 2)
+
+
+def test_a_pointer_out_of_the_run_is_set_right(tmp_path: Path):
+    """Red with a whole checkpoint elsewhere taken for the run's own: then it had none."""
+    path = begun(tmp_path, 2)
+    other = checkpoint(tmp_path, 9)
+    for name in ("latest", "best"):
+        (path / name).unlink(missing_ok=True)
+        (path / name).symlink_to(other)
+    notes = repair(path)
+    assert [f"{name}` " in note for name, note in zip(("best", "latest"), notes, strict=True)] == [True, True]
+    assert pointed(path, "latest") == step_directory(path, 2)
+    assert pointed(path, "best") is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read at its beginning")
+def test_what_cannot_be_read_now_is_not_damaged(tmp_path: Path):
+    """Red with an error of the disk taken for damage: `latest` went back to step 2, and training would have overwritten
+    step 4, which is whole."""
+    path = begun(tmp_path, 2, 4)
+    write_checksums(path / "global_step_4")
+    weights = path / "global_step_4" / "model.safetensors"
+    weights.rename(tmp_path / "kept")
+    weights.symlink_to("/proc/self/mem")
+    with pytest.raises(CheckpointError, match=r"global_step_4.*cannot be read now \(Input/output error\)"):
+        repair(path)
+    assert pointed(path, "latest") == step_directory(path, 4)
+    weights.unlink()
+    (tmp_path / "kept").rename(weights)
+    assert repair(path) == []
+
+
+def test_a_checkpoint_on_another_disk_is_used_and_replaced_as_a_link(tmp_path: Path):
+    """Red with the lock naming `latest`, and with a link that no one could remove."""
+    path, disk = begun(tmp_path, 2, 4), tmp_path / "disk"
+    disk.mkdir()
+    for step in (2, 4):
+        (path / f"global_step_{step}").rename(disk / f"{step}")
+        (path / f"global_step_{step}").symlink_to(disk / f"{step}")
+    assert opened(settings(tmp_path)).checkpoint == step_directory(path, 4)
+    checkpoint(path, 4, "new")
+    assert not (path / "global_step_4").is_symlink()
+    assert prune(path, 0) == [step_directory(path, 2)]
+    assert sorted(file.name for file in path.glob("*global_step_*")) == ["global_step_4"]
+    for step in (2, 4):
+        assert is_whole(disk / f"{step}")
+
+
 def test_a_directory_without_a_complete_checkpoint_is_refused_and_left_unchanged(tmp_path: Path):
     path = run_directory(tmp_path, 2)
     (path / "global_step_2" / STATE / "state.json").unlink()
@@ -283,6 +353,30 @@ def test_another_run_under_the_same_name_is_refused_with_both_values(changed, sa
     assert {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()} == before
 
 
+@pytest.mark.parametrize(
+    ("section", "newer"),
+    [
+        ({"trainer__lora": {"rank": 4}}, "trainer.lora.experts"),
+        ({"auxiliary_models__judge": {"model_path": "j", "max_model_len": 9}}, "auxiliary_models.judge.temperature"),
+    ],
+)
+def test_a_setting_that_is_newer_than_the_record_counts_as_its_default_in_optional_sections_too(
+    section: dict[str, object], newer: str, tmp_path: Path
+):
+    """Red when only sections that are always there have defaults: `trainer.lora.experts: none -> False`."""
+    path = begun(tmp_path, 2, **section)
+    recorded = json.loads((path / "resolved.json").read_text())
+    default = recorded.pop(newer)["value"]
+    (path / "resolved.json").write_text(json.dumps(recorded))
+    assert default is not None
+    assert opened(settings(tmp_path, **section)).notes == ()
+    (path / "resolved.json").write_text(json.dumps(recorded))
+    (name,), (values,) = zip(*section.items(), strict=True)
+    other = {name: {**values, newer.rpartition(".")[2]: True if default is False else 0.5}}
+    with pytest.raises(ConfigError, match=f"{newer}: {default!r} -> "):
+        opened(settings(tmp_path, **other))
+
+
 def test_what_may_change_is_said_and_the_settings_before_are_kept(tmp_path: Path):
     path = begun(tmp_path, 2, 4, algorithm__learning_rate=1e-3)
     again = settings(tmp_path, algorithm__learning_rate=1e-4, train_dataset__total_steps=9)
@@ -335,6 +429,46 @@ def test_a_used_row_of_a_large_dataset_that_changed_is_named(tmp_path: Path):
     assert rows_identity(altered) == identities["train_dataset"], "not one of the rows that the digest covers"
     (note,) = notes(altered)
     assert "train/1" in note
+
+
+class Counted(list[Task]):
+    """Rows that count how often one is read."""
+
+    read = 0
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        self.read += 1
+        return super().__getitem__(index)
+
+
+def test_of_used_rows_with_images_only_some_are_read_again(tmp_path: Path):
+    """Red when all are: each resume decoded every image that the run had used."""
+    rows = Counted(Task(id=f"train/{at}", index=at, row=Row(question=f"q {at}", image=b"x")) for at in range(300))
+    with Journal(tmp_path / "run.db") as journal:
+        for row in list(rows):
+            journal.add(Group(id=f"step-0/{row.id}", task=row, version=0, rollouts=()))
+    rows.read = 0
+    assert changed_rows(tmp_path / "run.db", rows) == []
+    assert 100 <= rows.read <= 102
+    rows[0] = replace(rows[0], row=Row(question="other", image=b"x"))
+    assert changed_rows(tmp_path / "run.db", rows) == ["train/0"]
+    rows[0] = replace(rows[0], row=Row(question="q 0", image=b"other"))
+    assert changed_rows(tmp_path / "run.db", rows) == ["train/0"]
+
+
+class Thing:
+    """Its `repr` has its address, as that of an image had."""
+
+
+def test_a_row_recorded_with_an_address_in_memory_is_not_called_changed(tmp_path: Path):
+    """Red when such records of earlier versions are compared: every one of their rows had changed."""
+    rows = [Task(id=f"train/{at}", index=at, row=Row(question=f"q {at}", image=Thing())) for at in range(3)]
+    with Journal(tmp_path / "run.db") as journal:
+        for row in rows:
+            journal.add(Group(id=f"step-0/{row.id}", task=row, version=0, rollouts=()))
+    again = [replace(row, row=Row(**{**row.row, "image": Thing()})) for row in rows]
+    assert changed_rows(tmp_path / "run.db", again) == []
+    assert not used_rows_unchanged(tmp_path / "run.db", again), "nobody knows"
 
 
 def test_functions_are_known_by_file_and_name_as_far_as_they_have_one(tmp_path: Path):

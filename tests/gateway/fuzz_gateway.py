@@ -242,24 +242,29 @@ class Attack:
             return None
 
     def _broken(self, data: st.DataObject, path: str, body: bytes, key: str) -> None:
-        """Send bytes, and hang up; what comes back has no status of 500."""
+        """Send bytes, and hang up. All is drawn before: hypothesis fails what draws by how the network was."""
         head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n".encode("latin-1")
         length = data.draw(st.sampled_from([len(body), len(body) + 7, max(len(body) - 7, 0), 0, 10**12, -1]))
         whole = head + b"content-length: %d\r\n\r\n" % length + body
         chunked = head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
         wire = data.draw(st.sampled_from([whole, chunked, whole * 3, chunked + whole, head + chunked]))
         cut = data.draw(st.integers(0, len(wire)))
-        parts = [wire[:cut], wire[cut:]] if data.draw(st.booleans()) else [wire[:cut]]
+        two_parts, slow, heard = (data.draw(st.booleans()) for _ in range(3))
         self.answers[BROKEN] += 1
+        self._send_broken(wire[:cut], wire[cut:] if two_parts else b"", slow, heard)
+
+    def _send_broken(self, first: bytes, rest: bytes, slow: bool, heard: bool) -> None:
+        """Send bytes in two parts, the second with the requests after this one if it is slow; what comes back has no
+        status of 500."""
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             client = stack.enter_context(socket.create_connection(self.address, timeout=PATIENCE_S))
-            client.sendall(parts[0])
-            if len(parts) == 2 and len(self._slow) < MAX_SLOW and data.draw(st.booleans()):
+            client.sendall(first)
+            if slow and rest and len(self._slow) < MAX_SLOW:
                 stack.pop_all()
-                self._slow.append((client, parts[1]))
+                self._slow.append((client, rest))
                 return
-            client.sendall(parts[-1])
-            if data.draw(st.booleans()):
+            client.sendall(rest)
+            if heard:
                 self._hear(client)
 
     def _feed_slow(self) -> None:

@@ -104,10 +104,10 @@ def test_memory_is_bounded(rollouts: Rollouts) -> None:
 
 
 def test_code_that_swallows_its_cancellation_ends_with_what_it_forked(rollouts: Rollouts, tmp_path: Path) -> None:
-    """Red when its process goes on to the next attempt."""
+    """Red when its process goes on to the next attempt. The time limit leaves it time to fork and to write its file."""
     files = [tmp_path / "first", tmp_path / "second"]
     tasks = [{"file": str(file), "goes_on": number == 0} for number, file in enumerate(files)]
-    first, _ = rollouts.run(isolated_agents.swallows, tasks=tasks, timeout_s=1.0, **ALONE)
+    first, _ = rollouts.run(isolated_agents.swallows, tasks=tasks, timeout_s=5.0, **ALONE)
     assert first.rollouts[0].outcome in (Outcome.TIMEOUT, Outcome.BLOCKED_LOOP)
     (worker, child), (next_worker, _) = (map(int, file.read_text().split()) for file in files)
     assert worker != next_worker

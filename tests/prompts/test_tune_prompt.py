@@ -179,12 +179,28 @@ def test_a_proposing_model_that_is_away_is_an_error(optimizer: str, train: Datas
 
 
 @OPTIMIZERS
-def test_bad_output_stops_though_the_optimizer_would_go_on(optimizer: str, train: DatasetConfig) -> None:
-    async def forgets(task: Any, system_prompt: str) -> Any:
-        return None if level_of(system_prompt) == 8 else await workflow(task, system_prompt)
+def test_a_prompt_under_which_the_output_is_bad_loses(optimizer: str, train: DatasetConfig) -> None:
+    """The initial prompt has shown that the workflow can return what is wanted, so this is the prompt's failure."""
 
+    tried: set[int] = set()
+
+    async def forgets(task: Any, system_prompt: str) -> Any:
+        tried.add(level_of(system_prompt))
+        return None if level_of(system_prompt) == 10 else await workflow(task, system_prompt)
+
+    prompt, _ = tune(train, 10, 9, 2, workflow=forgets, optimizer=optimizer)
+    assert level_of(prompt) == 9
+    assert 10 in tried  # and all its answers would have been right
+
+
+def test_bad_output_of_the_initial_prompt_stops_before_anything_is_proposed(train: DatasetConfig) -> None:
+    async def forgets(task: Any, system_prompt: str) -> Any:
+        return None
+
+    lm, engine = scripted(5)
     with pytest.raises(ConfigError, match="workflow_func `forgets` returned None"):
-        tune(train, 5, 8, 2, workflow=forgets, optimizer=optimizer)
+        tune(train, lm=lm, workflow=forgets)
+    assert not engine.asked
 
 
 def test_an_initial_prompt_without_any_result_stops_before_anything_is_proposed(train: DatasetConfig) -> None:

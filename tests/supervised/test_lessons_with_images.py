@@ -59,8 +59,26 @@ def test_a_prompt_and_a_pair_have_images_too(seeing):
     pairs = replace(one, data="pairs")
     lesson = pairs.lesson(task(prompt="<image>how many?", chosen="1", rejected="2", images=[ONE.data]))
     assert [[span.picture for span in side.pictures] for side in lesson.experiences] == [[ONE], [ONE]]
-    own = replace(one, fields=one.fields.model_copy(update={"images_key": None}))
+    own = replace(one, fields=one.fields.model_copy(update={"images_key": "other"}))
     assert own.lesson(task(prompt="?", response="1", images=[ONE.data])).experiences[0].pictures == ()
+
+
+@pytest.mark.parametrize("images", [["a.png", "b.png"], "https://example.com/a.png", 3, [], None, [None]])
+def test_a_column_that_nobody_named_may_be_about_something_else(seeing, images):
+    """Red when the field `images` of every row is read: text that trained before images did was refused."""
+    one = seeing[2]
+    plain = {"prompt": "what?", "response": "yes"}
+    lesson = one.lesson(task(**plain, images=images))
+    assert lesson.experiences[0].ids_T.tolist() == one.lesson(task(**plain)).experiences[0].ids_T.tolist()
+    pair = replace(one, data="pairs").lesson(task(prompt="what?", chosen="yes", rejected="no", images=images))
+    assert pair.experiences[0].pictures == ()
+
+
+def test_a_column_that_was_named_is_read_of_every_row(seeing, tmp_path):
+    (tmp_path / "one.png").write_bytes(ONE.data)
+    row = task(prompt="what?", response="yes", images=[str(tmp_path / "one.png")])
+    named = replace(seeing[2], fields=seeing[2].fields.model_copy(update={"images_key": "images"}))
+    assert [span.picture for span in named.lesson(row).experiences[0].pictures] == [ONE]
 
 
 def verdict(one, lesson, *trained):
@@ -101,7 +119,7 @@ SHOWN = {"type": "image", "image": ONE.data}
     [
         ({"prompt": "<image><image>", "response": "a", "images": [ONE.data]}, "fewer images than its messages name"),
         ({"prompt": "?", "response": "a", "images": [b"no image"]}, "no image that is read here"),
-        ({"prompt": "?", "response": "a", "images": ["missing.png"]}, "'missing.png' cannot be read"),
+        ({"prompt": "<image>?", "response": "a", "images": ["missing.png"]}, "'missing.png' cannot be read"),
         ({"prompt": "?", "response": [{"role": "assistant", "content": [SHOWN]}]}, "of the role 'assistant'"),
     ],
 )

@@ -203,16 +203,16 @@ def test_the_pages_open_with_what_can_be_read(name: str, copy: Path, outside: Pa
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in HARM if "view" in name or name.startswith(("a trigger", "a virtual"))]
+    "name", [name for name in HARM if "view" in name or name.startswith(("a trigger", "a virtual", "a computed"))]
 )
 def test_a_database_that_computes_something_is_no_journal(name: str, copy: Path) -> None:
     """Red with its tables read as they are: a view of the name of one never ends."""
     HARM[name](copy)
-    with pytest.raises(JournalError, match="computes something when it is read"):
+    with pytest.raises(JournalError, match=r"computes something when it is read.* (DROP|ALTER) "):
         open_journal(copy / "run.db")
 
 
-@pytest.mark.parametrize("name", ["monitor", "metrics.jsonl", "run.lock", "global_step_7", "images"])
+@pytest.mark.parametrize("name", ["monitor", "metrics.jsonl", "run.lock", "global_step_x", "notes"])
 def test_a_run_with_links_out_of_it_is_not_written_to(name: str, copy: Path, outside: Path) -> None:
     """Red with links followed: `run` appended to the file that metrics.jsonl led to, `report` wrote a card into the
     folder that was no checkpoint."""
@@ -231,6 +231,65 @@ def test_a_run_with_links_out_of_it_is_not_written_to(name: str, copy: Path, out
 def test_links_within_a_run_are_its_own(copy: Path) -> None:
     (copy / "newest").symlink_to("run.db")
     with locked(copy):
+        pass
+
+
+@pytest.mark.parametrize("name", ["global_step_7", "exchange", "images"])
+def test_what_is_large_may_be_on_another_disk(name: str, copy: Path, outside: Path) -> None:
+    """Red with every link refused. Nothing is written there, neither by a report: it put its card into the folder."""
+    if (copy / name).is_dir():
+        shutil.rmtree(copy / name)
+    (copy / name).symlink_to(outside)
+    (copy / "best").unlink(missing_ok=True)
+    (copy / "best").symlink_to(name)
+    before = contents(outside)
+    with locked(copy):
+        pass
+    write_note(copy, new_note("step-0/train/0/0", "run.db", 1, "up", ""))
+    assert main(["report", str(copy)]) == 0
+    assert contents(outside) == before
+
+
+@pytest.mark.parametrize(("name", "through"), [("monitor", "images"), ("metrics.jsonl", "global_step_7"), ("a", "a/b")])
+def test_no_other_link_leads_through_these(name: str, through: str, copy: Path, outside: Path) -> None:
+    """`images` is a folder elsewhere, `global_step_7` a file."""
+    for link in ("images", "monitor", name):
+        if (copy / link).is_dir():
+            shutil.rmtree(copy / link)
+    (copy / name).unlink(missing_ok=True)
+    (copy / "images").symlink_to(outside)
+    if through == "global_step_7":
+        (copy / through).symlink_to(outside / "precious")
+    (copy / name).symlink_to("images/b" if through == "a/b" else through)
+    with pytest.raises(ConfigError, match=r"leads out of"), locked(copy):
+        pass
+
+
+def test_the_first_link_that_leads_out_is_named(copy: Path, outside: Path) -> None:
+    """Red with `latest` named, which is ours: it led to a checkpoint that is no folder."""
+    (copy / "global_step_7").symlink_to(outside / "precious")
+    (copy / "latest").unlink()
+    (copy / "latest").symlink_to("global_step_7")
+    with pytest.raises(ConfigError, match=r"global_step_7: .*leads out of"), locked(copy):
+        pass
+
+
+def test_the_logs_of_a_monitoring_service_are_its_own(copy: Path, outside: Path) -> None:
+    """Red with every link refused: W&B links to its log in the user's cache, and no run with it went on."""
+    logs = copy / "monitor" / "wandb" / "run-20260101_000000-ab" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "debug-core.log").symlink_to(outside / "core-debug-20260101_000000.log")
+    with locked(copy):
+        pass
+    write_note(copy, new_note("step-0/train/0/0", "run.db", 1, "up", ""))
+    assert main(["report", str(copy)]) == 0
+
+
+@pytest.mark.parametrize("name", ["monitor/wandb", "monitor/tensorboard", "monitor/mlflow_run_id"])
+def test_what_a_run_opens_below_monitor_is_in_it(name: str, copy: Path, outside: Path) -> None:
+    (copy / "monitor").mkdir(exist_ok=True)
+    (copy / name).symlink_to(outside, target_is_directory=True)
+    with pytest.raises(ConfigError, match=rf"{name}.*leads out of"), locked(copy):
         pass
 
 

@@ -28,7 +28,7 @@ from sharpen.certificate.experts import wrong_experts
 from sharpen.certificate.lineage import Lineage, in_words, read_lineage
 from sharpen.certificate.rollouts import recompute_steps
 from sharpen.certificate.rules import Rules
-from sharpen.certificate.saved_weights import changed_weights, unchanged_checkpoints
+from sharpen.certificate.saved_weights import SavedWeights, read_saved_weights
 from sharpen.config.explain import InvalidConfigError, explain
 from sharpen.config.former import recorded_settings
 from sharpen.config.run import RunConfig
@@ -50,22 +50,27 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
         if not (run_dir / name).exists():
             raise ConfigError(f"{run_dir} is not a run directory: it has no {name}")
     config = read_resolved(run_dir / "resolved.json")
+    saved = read_saved_weights(run_dir, every=logprobs)
     if learns_from_rows(config):
         from sharpen.certificate.rows import recompute
 
-        found = recompute(run_dir, config, losses=logprobs)
+        found = recompute(run_dir, config, saved, losses=logprobs)
     else:
-        found = _recompute(run_dir, config, logprobs=logprobs)
-    return replace(found, problems=(*found.problems, *changed_weights(run_dir)))
+        found = _recompute(run_dir, config, saved, logprobs=logprobs)
+    return replace(
+        found,
+        problems=(*found.problems, *saved.problems),
+        not_recomputed=(*found.not_recomputed, *saved.not_compared),
+    )
 
 
-def _recompute(run_dir: Path, config: RunConfig, *, logprobs: bool) -> Certificate:
+def _recompute(run_dir: Path, config: RunConfig, saved: SavedWeights, *, logprobs: bool) -> Certificate:
     """Recompute the certificate of a run with rollouts."""
     settings, lineage = Settings.of(run_dir, config), read_lineage(run_dir)
     recomputed = recompute_steps(run_dir, lineage, settings.rules, settings.replay_staleness)
     recorded = recorded_certificate(run_dir, lineage)
     problems, missing = recomputed.problems, [*recomputed.not_compared, *_not_recomputed(Rules.of(config))]
-    gaps = _recomputed_gaps(run_dir, config, lineage, settings, problems, missing) if logprobs else None
+    gaps = _recomputed_gaps(run_dir, config, saved, lineage, settings, problems, missing) if logprobs else None
     if not logprobs:
         missing.append("the logprobs, as requested; the certificate keeps the run's own comparison")
     by_step = dict(recomputed.checks)
@@ -166,6 +171,7 @@ def read_resolved(path: Path) -> RunConfig:
 def _recomputed_gaps(
     run_dir: Path,
     config: RunConfig,
+    saved: SavedWeights,
     lineage: Lineage,
     settings: Settings,
     problems: list[str],
@@ -188,8 +194,8 @@ def _recomputed_gaps(
     from sharpen.trainer.parity import LogprobGap, Tolerance
 
     quiet_transformers()
-    whole = unchanged_checkpoints(run_dir, missing).values()
-    folders: dict[int, Path | None] = {0: None, **{int(checkpoint.load(one).state["version"]): one for one in whole}}
+    folders: dict[int, Path | None] = {0: None}
+    folders |= {int(checkpoint.load(one).state["version"]): one for one in saved.folders.values()}
     model_dir = model_folder(config.model.model_path)
     calls = _allowed(_trained_calls(run_dir, lineage, settings), model_dir, problems)
     sampled, num_trained = _by_version(calls, {version: [] for version in folders}, missing)

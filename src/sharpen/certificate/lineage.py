@@ -64,10 +64,11 @@ def read_lineage(run_dir: Path) -> Lineage:
 
 def latest_weights(run_dir: Path) -> Weights | None:
     """Return the checkpoint that `latest` points to, None if there is none."""
-    pointer = run_dir / "latest"
-    folder = run_dir / pointer.read_text().strip() if pointer.is_file() else pointer.resolve()
-    number = re.search(r"\d+$", folder.name)
-    if number is None or folder.resolve().parent != run_dir.resolve() or not folder.is_dir():
+    from sharpen.trainer.checkpoint import pointed  # imports torch
+
+    folder = pointed(run_dir, "latest")
+    number = None if folder is None else re.search(r"\d+$", folder.name)
+    if folder is None or number is None:
         return None
     try:
         state = json.loads((folder / "trainer_state" / "state.json").read_text(encoding="utf-8"))

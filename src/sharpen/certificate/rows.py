@@ -16,7 +16,7 @@ from pathlib import Path
 from sharpen.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
 from sharpen.certificate.certificate import Certificate, LossGaps, add_up, problems_of, recorded_certificate
 from sharpen.certificate.lineage import read_lineage
-from sharpen.certificate.saved_weights import unchanged_checkpoints
+from sharpen.certificate.saved_weights import SavedWeights
 from sharpen.config.run import RunConfig
 from sharpen.errors import DatasetError, ModelError
 from sharpen.execution.model_files import model_folder, quiet_transformers
@@ -50,7 +50,7 @@ class _Found:
     missing: list[str] = field(default_factory=list)
 
 
-def recompute(run_dir: Path, config: RunConfig, *, losses: bool) -> Certificate:
+def recompute(run_dir: Path, config: RunConfig, saved: SavedWeights, *, losses: bool) -> Certificate:
     """Recompute the certificate of a run without rollouts. With `losses=False` no loss is measured and no model
     loaded."""
     algorithm = resolve_supervised(config.algorithm.algorithm_type, config.loss)
@@ -72,7 +72,7 @@ def recompute(run_dir: Path, config: RunConfig, *, losses: bool) -> Certificate:
         tutor = make_tutor(config, algorithm, folder)
         _rows(run_dir, config, algorithm, data, tutor, steps, found)
         if losses:
-            gaps = _losses(run_dir, config, algorithm, data, tutor, found)
+            gaps = _losses(run_dir, config, saved, algorithm, data, tutor, found)
     for step in steps:
         found.checks.setdefault(step, recorded.get(step, ()))
     by_step = {step: found.checks[step] for step in steps}
@@ -164,6 +164,7 @@ def _rows(
 def _losses(
     run_dir: Path,
     config: RunConfig,
+    saved: SavedWeights,
     algorithm: SupervisedAlgorithm,
     data: RunData,
     tutor: Tutor,
@@ -189,7 +190,7 @@ def _losses(
         seed=config.seed,
     )
     trainer = Trainer.load(plan, config.engine.device)
-    folders = unchanged_checkpoints(run_dir, found.missing)
+    folders = saved.folders
     rounded = str(trainer.policy.compute_dtype) == "torch.bfloat16"
     bound = (_BFLOAT16 if rounded else _FLOAT32) * (1.0 if algorithm.pair_loss is None else _PAIR_FACTOR)
     held_out = HeldOut(
@@ -216,7 +217,7 @@ def _losses(
             pairs.append((f"the loss of step {step + 1}", later[step + 1], again))
         for what, before, now in pairs:
             gaps.append(abs(now - before))
-            if gaps[-1] > bound * max(1.0, abs(before)):
+            if not gaps[-1] <= bound * max(1.0, abs(before)):  # weights may give NaN
                 found.problems.append(f"{what} was recorded as {before:.6g}, but the weights give {now:.6g}")
     return LossGaps(compared=len(gaps), max=max(gaps), steps=tuple(sorted({0, *folders}))) if gaps else None
 

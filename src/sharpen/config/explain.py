@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from sharpen.config.secrets import hide_in_urls
+from sharpen.config.secrets import hide_in_urls, hide_in_value
 from sharpen.errors import ConfigError
 
 Place = tuple[str, ...]
@@ -112,7 +112,7 @@ def _sentence(model: type[BaseModel], place: Place, item: Mapping[str, Any]) -> 
 
 
 def _show(value: object) -> str:
-    text = hide_in_urls(repr(value))
+    text = hide_in_urls(repr(hide_in_value(value) if isinstance(value, str) else value))
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -129,7 +129,7 @@ def _nearest_choice(value: object, expected: str) -> str:
 def nearest_setting(model: type[BaseModel], place: Place) -> str:
     """Return a hint for an unknown setting: a similar name in its section, else in other sections, else all names."""
     *path, name = place
-    section = _section_at(model, path)
+    section = section_at(model, path)
     near = get_close_matches(name, section.model_fields, n=1, cutoff=0.6)
     if near and near[0] != name:
         return f"; did you mean '{'.'.join([*path, near[0]])}'?"
@@ -167,7 +167,8 @@ def is_mapping(annotation: Any) -> bool:
     return get_origin(annotation) is dict
 
 
-def _section_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
+def section_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
+    """Return the configuration class of the section at a place."""
     rest = list(path)
     while rest:
         field = model.model_fields[rest.pop(0)]

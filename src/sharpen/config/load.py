@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from sharpen.config.explain import InvalidConfigError, Place, Problem, explain, settings_of
 from sharpen.config.public import DatasetConfig
 from sharpen.config.run import RunConfig
-from sharpen.config.secrets import HIDDEN, hidden_names, hide_in_urls, hide_settings, know
+from sharpen.config.secrets import HIDDEN, fingerprint, hidden_names, hide_in_value, hide_settings, know
 from sharpen.errors import ConfigError
 from sharpen.files import write_whole
 
@@ -261,11 +261,14 @@ def write_given(settings: Mapping[str, Any], target: Path) -> None:
 
 
 def write_resolved(path: Path, resolved: ResolvedConfig, derived: Mapping[str, Any] | None = None) -> None:
-    """Write every value and its origin; secrets are hidden. `derived` adds values that the run determined itself."""
+    """Write every value and its origin; secrets are hidden, and a fingerprint stands beside them. `derived` adds values
+    that the run determined itself."""
     entries = {
         name: {"value": value, "origin": resolved.origins[name]}
         for name, value in shown_settings(resolved.config).items()
     }
+    for name, value in hidden_values(resolved.config).items():
+        entries[name]["fingerprint"] = fingerprint(value)
     entries |= {name: {"value": value, "origin": "derived"} for name, value in (derived or {}).items()}
     write_whole(path, f"{json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True)}\n")
 
@@ -281,11 +284,16 @@ def shown_settings(config: RunConfig) -> dict[str, Any]:
     return {".".join(place): shown(place, value) for place, value in value_leaves(config).items()}
 
 
+def hidden_values(config: RunConfig) -> dict[str, Any]:
+    """Return the values in which something is hidden when they are shown, as they are."""
+    return {".".join(place): value for place, value in value_leaves(config).items() if shown(place, value) != value}
+
+
 def shown(place: Place, value: Any) -> Any:
     """Return the value of a setting with the secrets in it hidden. What a setting of ours is called makes no secret of
     it; the names within `workflow_args` and the like do."""
     if _is_own(place):
-        return hide_in_urls(value) if isinstance(value, str) else value
+        return hide_in_value(value) if isinstance(value, str) else value
     *sections, name = place
     tree = hide_settings(_within(sections, {name: value}))
     for section in sections:

@@ -16,6 +16,7 @@ from sharpen.config.cluster import ClusterConfig
 from sharpen.config.gateway import GatewayConfig
 from sharpen.config.journal import JournalConfig
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
+from sharpen.config.secrets import hide_in_value
 from sharpen.config.sync import SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
 
@@ -311,9 +312,9 @@ class SupervisedConfig(Strict):
     """Field with the worse answer (`dpo`)."""
     text_key: str = "text"
     """Field with plain text (`cpt`)."""
-    images_key: str | None = "images"
-    """Field with the images of the messages, for a model that reads them (`sft`, `dpo`); null: they are in the messages
-    alone."""
+    images_key: str | None = None
+    """Field with the images of the messages, for a model that reads them (`sft`, `dpo`); null: `images`, of rows whose
+    messages say where images are, or where it holds images themselves, not paths, addresses or numbers."""
     system_prompt: str | None = None
     """System message for conversations without one."""
     turns: Literal["all", "last"] = "all"
@@ -442,7 +443,8 @@ class RunConfig(Strict):
     def _has_two_halves(self) -> Self:
         if self.mode == "both" and self.exchange is not None:
             raise ValueError(
-                f"exchange ({self.exchange!r}) needs mode explore or train, but mode is 'both': remove it, or set mode"
+                f"exchange ({hide_in_value(self.exchange)!r}) needs mode explore or train, but mode is 'both': remove "
+                "it, or set mode"
             )
         if self.mode != "both" and self.name is None:
             raise ValueError(f"mode {self.mode!r} needs a name, by which explorer and trainer find each other")

@@ -3,10 +3,13 @@
 In: settings, and texts that a run writes (errors, tracebacks, log lines). Out: the same with `***` where a secret was.
 
 A value of a free setting (`workflow_args` and the like) is secret by its name: `password`, `api_key`, `client_secret`,
-`Authorization`, anywhere below `secrets`. A name that ends in `key` or `token` alone may mean a field of the data or a
-mark in a text (`answer_key`, `stop_token`): its value is secret if it looks like one, 16 characters or more without a
-space, with letters and digits. What stands before the host of a URL is always secret. Numbers that are counts
-(`max_tokens`) and names of environment variables (`api_key_env`, `${oc.env:KEY}`) are not.
+`Authorization`, anywhere below `secrets`. A name that ends in `key` or `token` alone may mean a field of the data, a
+model or a mark in a text (`answer_key`, `model_key`, `stop_token`): its value is secret if it looks like one, 16
+characters or more without a space, with letters and digits that are not words and numbers. What stands before the host
+of a URL is always secret. Numbers that are counts (`max_tokens`) and names of environment variables (`api_key_env`,
+`${oc.env:KEY}`) are not.
+
+A hidden value can be compared with another by its `fingerprint`.
 
 In texts the secrets of the settings and of the environment (there any name in `KEY` or `TOKEN` counts) are looked for
 by value, from `SHORTEST` characters on.
@@ -15,8 +18,11 @@ Prompts, answers and rows of datasets are the run's data, and stay as they are.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -25,8 +31,11 @@ HIDDEN = "***"
 SHORTEST = 8
 """Characters of a secret that is looked for in texts: shorter ones are words of other texts too."""
 
-_SURE = frozenset(["password", "passwd", "passphrase", "secret", "credential", "authorization", "apikey"])
-_BEFORE_KEY = frozenset(["api", "access", "private", "auth", "bearer", "refresh", "session", "service", "account"])
+_SURE = ("password", "passwd", "pwd", "passphrase", "secret", "credential", "authorization", "cookie", "apikey")
+"""Words, and endings of words (`PGPASSWORD`), of names whose values are secret."""
+_BEFORE_KEY = frozenset(["api", "access", "private", "auth", "bearer", "refresh", "account"])
+_FOLDERS = ("PWD", "OLDPWD")
+"""Where a shell is and was."""
 _NO_SECRET = frozenset(
     [
         *("env", "variable", "file", "path", "folder", "dir", "name", "field", "column", "word", "prompt", "length"),
@@ -35,8 +44,17 @@ _NO_SECRET = frozenset(
 )
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _RANDOM = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[\w.+/=:~-]{16,}", re.ASCII)
+_SEPARATORS = re.compile(r"[^A-Za-z0-9]+")
+_ORDINARY = re.compile(r".{0,7}|\d+|[A-Za-z]+\d{0,4}[A-Za-z]{0,2}")
+"""Parts of names and paths: short ones, numbers, words, words with a number (`internlm2`, `Qwen2`)."""
 _IN_URL = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)(?P<user>[^\s/?#\"'<>]*)@")
 _IN_QUERY = re.compile(r"(?P<name>[?&](?:password|passwd|sslpassword|api_?key|access_token|token|key)=)[^&\s\"'<>#]+")
+_IN_ADDRESS = re.compile(
+    r"\s*(?P<scheme>(?:https?|wss?)://(?=[^:/?#@]*:(?!\d*[/?#]))|(?!https?:|wss?:)[A-Za-z][A-Za-z0-9+.-]*://)"
+    r"(?P<user>[^:/@]*:[^@]*(?:@[^\s/?#\"'<>@]*)*)@"
+)
+"""The beginning of a value that is a URL. Its password may have any character but `@`: clients of databases take it so.
+In `https://host:8000/a@b` there is none."""
 
 _SCHEME = re.compile(r"^(?:bearer|basic|token)\s+", re.IGNORECASE)
 """What stands before the key in a header."""
@@ -56,9 +74,9 @@ def hide(text: str) -> str:
     """Return a text without the secrets of the settings and of the environment, and without what stands before the host
     of a URL."""
     environment = dict(os.environ)
-    secrets = {*_known, *_values(environment, True)}
-    secrets |= {value for name, value in environment.items() if _last_word(name) in _MAYBE}
-    for secret in sorted((one for one in secrets if len(one) >= SHORTEST), key=len, reverse=True):
+    found = {*_known, *_values(environment, True)}
+    found |= {value for name, value in environment.items() if _last_word(name) in _MAYBE}
+    for secret in sorted((one for one in found if len(one) >= SHORTEST), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return hide_in_urls(text)
 
@@ -68,9 +86,29 @@ def hide_in_urls(text: str) -> str:
     return _IN_QUERY.sub(rf"\g<name>{HIDDEN}", _IN_URL.sub(rf"\g<scheme>{HIDDEN}@", text))
 
 
+def hide_in_value(value: str) -> str:
+    """Return a value, which may be a URL as a whole, with the names, passwords and keys of its URLs hidden."""
+    if found := _IN_ADDRESS.match(value):
+        value = f"{found['scheme']}{HIDDEN}@{value[found.end() :]}"
+    return hide_in_urls(value)
+
+
 def hide_settings(settings: Any) -> Any:
     """Return settings (a nested mapping) with the secrets hidden."""
     return _hidden("", settings, False)
+
+
+def fingerprint(value: Any, salt: str = "") -> str:
+    """Return what tells a hidden value from another one, and does not tell the value: a slow hash with a salt, a new
+    one unless it is given. `value` is of JSON's kinds."""
+    salt = salt or secrets.token_hex(8)
+    text, grains = json.dumps(value, sort_keys=True).encode(), salt.encode("utf-8", "backslashreplace")
+    return f"{salt}:{hashlib.scrypt(text, salt=grains, n=1 << 14, r=8, p=1, dklen=16).hex()}"
+
+
+def is_same(value: Any, recorded: str) -> bool:
+    """Whether a value is the one of which a fingerprint was recorded."""
+    return fingerprint(value, recorded.partition(":")[0]) == recorded
 
 
 def hidden_names(settings: Any) -> list[str]:
@@ -91,7 +129,7 @@ def _hidden(name: str, value: Any, below: bool) -> Any:
         return [_hidden(name, inner, below) for inner in value]
     if _is_secret(name, value, below):
         return HIDDEN
-    return hide_in_urls(value) if isinstance(value, str) else value
+    return hide_in_value(value) if isinstance(value, str) else value
 
 
 def _values(settings: Any, by_name: bool) -> Iterator[str]:
@@ -102,9 +140,9 @@ def _values(settings: Any, by_name: bool) -> Iterator[str]:
         if by_name and _is_secret(name, value, below):
             yield value
             yield _SCHEME.sub("", value)
-        if name.lower().endswith("_env") and _last_word(name[:-4]) in (*_MAYBE, *_SURE):
+        if name.lower().endswith("_env") and (_last_word(name[:-4]) in _MAYBE or _is_sure(name[:-4])):
             yield os.environ.get(value, "")
-        for found in _IN_URL.finditer(value):
+        for found in (*_IN_URL.finditer(value), *filter(None, [_IN_ADDRESS.match(value)])):
             user, _, password = found["user"].partition(":")
             secret = password or user
             yield from {secret, unquote(secret)}
@@ -129,16 +167,24 @@ def _is_secret(name: str, value: Any, below: bool) -> bool:
         return False
     if below or _is_sure(name):
         return True
-    return isinstance(value, str) and _last_word(name) in _MAYBE and _RANDOM.fullmatch(value) is not None
+    return isinstance(value, str) and _last_word(name) in _MAYBE and _is_random(value, words=not name.isupper())
+
+
+def _is_random(value: str, *, words: bool) -> bool:
+    """Whether a value looks like a key; one made of `words` and numbers does not."""
+    if not _RANDOM.fullmatch(value):
+        return False
+    return not (words and all(map(_ORDINARY.fullmatch, _SEPARATORS.split(value))))
 
 
 def _is_sure(name: str) -> bool:
     """Whether everything of this name is secret."""
     words = _words(name)
-    if not words or words[-1] in _NO_SECRET:
+    if not words or words[-1] in _NO_SECRET or name in _FOLDERS:
         return False
-    qualified = len(words) > 1 and words[-1] in _MAYBE and words[-2] in _BEFORE_KEY
-    return qualified or not _SURE.isdisjoint(words)
+    before = {*_BEFORE_KEY, *(("session", "service") if words[-1] == "token" else ())}
+    qualified = len(words) > 1 and words[-1] in _MAYBE and words[-2] in before
+    return qualified or words[-1] == "pw" or any(word.endswith(_SURE) for word in words)
 
 
 def _words(name: str) -> list[str]:

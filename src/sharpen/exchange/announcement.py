@@ -18,9 +18,9 @@ from sharpen.types import Experience
 
 _SHARED = (
     *("algorithm.algorithm_type", "algorithm.batch_size", "algorithm.group_size"),
-    *("model.temperature", "model.max_model_len", "engine.dtype"),
+    *("model.temperature", "model.max_model_len", "engine.dtype", "trainer.train_towers"),
 )
-"""Settings that explorer and trainer must agree on."""
+"""Settings that explorer and trainer must agree on; the announcement of an earlier version may not have all."""
 _ARRAYS = {
     "ids_T": np.int32,
     "loss_mask_T": np.bool_,
@@ -54,9 +54,9 @@ class Announcement:
         """Raise `ConfigError` if a trainer with these settings and this model is not of the same run."""
         now = _shared(config)
         wrong = [
-            f"{name}: {self.settings.get(name)!r} there, {now[name]!r} here"
+            f"{name}: {self.settings[name]!r} there, {now[name]!r} here"
             for name in _SHARED
-            if self.settings.get(name) != now[name]
+            if self.settings.get(name, now[name]) != now[name]
         ]
         if dict(self.model) != json.loads(json.dumps(dict(model))):
             wrong.append(f"model: {dict(self.model)} there, {dict(model)} here")

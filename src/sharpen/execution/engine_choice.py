@@ -102,6 +102,17 @@ def vllm_choice(config: RunConfig, machine: Machine) -> EngineChoice:
     return EngineChoice(type="vllm", reason="engine.type" if asked else f"installed, with {machine.num_gpus} GPU(s)")
 
 
+def check_towers(config: RunConfig, engine: EngineChoice | None) -> None:
+    """Raise `ConfigError` if towers are to learn from rollouts with images, and vLLM serves, which is shown none.
+    Without a choice of the engine (on Ray, in a trainer alone), the setting is taken."""
+    chosen = config.engine.type if engine is None else engine.type
+    if config.trainer.train_towers and chosen == "vllm":
+        raise ConfigError(
+            "trainer.train_towers is true, but the engine is vllm, which is shown no images: no tower would learn. "
+            "Set engine.type to embedded, or train_towers to false"
+        )
+
+
 def vllm_serves(config: RunConfig, machine: Machine) -> bool:
     """Whether vLLM serves the trained model."""
     return _why_embedded(config, machine) is None

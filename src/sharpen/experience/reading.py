@@ -30,6 +30,7 @@ from sharpen.experience.records import (
     BASELINE,
     FLOAT_BYTES,
     INT_BYTES,
+    SCHEMA,
     SCHEMA_VERSION,
     TaughtRow,
 )
@@ -52,7 +53,8 @@ from sharpen.types import (
 )
 
 _AT_REST = "mode=ro&immutable=1"
-_COMPUTED = re.compile(r"\bVIRTUAL\b|\bGENERATED\b|\bAS\s*\(", re.IGNORECASE)
+_TABLES = {*re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", SCHEMA), "images", "recorded", "answers", "trimmed"}
+"""The names of tables that a journal may have."""
 _DAMAGE = (sqlite3.Error, ArithmeticError, AssertionError, LookupError, RecursionError, TypeError, ValueError)
 """What comes of values that are not what they should be."""
 
@@ -326,6 +328,8 @@ def reading(path: Path | str) -> Iterator[sqlite3.Connection]:
             yield connection
         except SharpenError:
             raise
+        except sqlite3.OperationalError as error:  # a lock, the disk
+            raise JournalError(f"cannot read the journal {path}: {error}") from error
         except _DAMAGE as error:
             raise JournalError(f"the journal {path} is damaged: {type(error).__name__}: {error}") from error
 
@@ -393,10 +397,25 @@ def _connected(path: Path, options: str) -> tuple[sqlite3.Connection, sqlite3.Ro
 
 
 def _refuse_code(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise `JournalError` if a database computes anything when it is read: a journal has tables and indexes alone."""
-    for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master"):
-        if kind not in ("table", "index") or _COMPUTED.search(sql or ""):
-            raise JournalError(f"{path} is no journal: it has {name!r}, which computes something when it is read")
+    """Raise `JournalError` if a database computes something when the tables of a journal are read or written. Views and
+    tables of the user's own are read by nobody."""
+    for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall():
+        ours = name.lower() in _TABLES
+        if kind == "table" and (sql or "").startswith("CREATE TABLE "):
+            columns = connection.execute(f'PRAGMA table_xinfo("{name}")') if ours else ()
+            for column in (column["name"] for column in columns if column["hidden"]):
+                raise _computing(path, f"the column {column!r} of {name!r}", f"ALTER TABLE {name} DROP COLUMN {column}")
+        elif kind == "table":
+            raise _computing(path, f"the virtual table {name!r}", f"DROP TABLE {name}")
+        elif kind == "trigger" or (kind == "view" and ours):
+            raise _computing(path, f"the {kind} {name!r}", f"DROP {kind.upper()} {name}")
+
+
+def _computing(path: Path, what: str, remedy: str) -> JournalError:
+    return JournalError(
+        f"{path} has {what}, which computes something when it is read or written: no run makes one. If it is yours, "
+        f"remove it: {remedy}"
+    )
 
 
 def _read_group(connection: sqlite3.Connection, key: int) -> Group:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from sharpen.config.secrets import hide_in_urls
+from sharpen.config.secrets import hide_in_value
 from sharpen.errors import ConfigError
 from sharpen.gateway.keys import OTHER_HEADERS
 from sharpen.gateway.requests import ApiError
@@ -45,7 +45,7 @@ class Upstream:
     @property
     def shown(self) -> str:
         """The URL as it may be written and told: without a name and a password in it."""
-        return hide_in_urls(self.url)
+        return hide_in_value(self.url)
 
     def target(self, path: str, query: str) -> httpx.URL:
         """Return where a request goes: the URL takes the place of our `/v1`. Raises `ApiError` (404) for a path that
@@ -96,7 +96,7 @@ def base_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ConfigError(
-            f"--upstream is {hide_in_urls(url)!r}; it must be a base URL such as http://127.0.0.1:8000/v1"
+            f"--upstream is {hide_in_value(url)!r}; it must be a base URL such as http://127.0.0.1:8000/v1"
         )
     return url.rstrip("/") if parts.path.strip("/") else f"{url.rstrip('/')}/v1"
 

@@ -28,10 +28,12 @@ _SHOWN = re.compile(r"(algorithm|loss|trainer|sampling|critic|sync)\.|seed$|mode
 
 def write_cards(run_dir: Path, *, replace: bool = True) -> list[Path]:
     """Write the card of each kept checkpoint and return the paths. A checkpoint has the base model's `README.md`, which
-    is replaced; without `replace`, any that is not ours stays as it is."""
+    is replaced; without `replace`, any that is not ours stays as it is. A link gets none: it may lead anywhere."""
     report = read_report(run_dir)
     written = []
     for checkpoint in kept_checkpoints(run_dir):
+        if checkpoint.is_symlink():
+            continue
         path = checkpoint / "README.md"
         before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         if before and not replace and MARK not in before:

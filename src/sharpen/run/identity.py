@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sharpen.experience.reading import read_task_rows, read_taught
 from sharpen.experience.records import row_text
+from sharpen.tasks.images import is_image
 from sharpen.types import Task
 
 Identity = Mapping[str, int | str]
 ROWS = 1000
 """The number of rows in a digest, with the first and the last; a smaller dataset is covered whole."""
+_WITH_IMAGES = 100
+"""The number of used rows that are compared with a run's records, if they have images: to read one decodes them."""
+_ADDRESS = re.compile(r'"<[^"<>]+ at 0x[0-9a-fA-F]+>"')
+"""What an earlier version recorded of a value that JSON cannot hold: another text whenever the row is read."""
 _PIECES, _PIECE_BYTES = 16, 1 << 16
 _SMALL_FILES = (
     *("config.json", "generation_config.json", "tokenizer*", "chat_template*", "special_tokens_map.json"),
@@ -39,21 +45,43 @@ def rows_identity(rows: Sequence[Task]) -> Identity:
 
 def used_rows_unchanged(journal: Path, rows: Sequence[Task]) -> bool:
     """Whether every row that a run has used, by its journal, is still there and unchanged. Other rows may differ: one
-    that could not be read may have been repaired. False if the run has used none."""
-    return changed_rows(journal, rows) == []
+    that could not be read may have been repaired. False if the run has used none, or if its records do not tell."""
+    used = _used_rows(journal)
+    return bool(used) and not any(map(_is_unknown, used.values())) and _changed(used, rows) == []
 
 
-def changed_rows(journal: Path, rows: Sequence[Task]) -> list[str] | None:
-    """Return the ids of the rows that a run has used, by its journal, and that are not there any more as they were;
-    None if it has used none."""
+def changed_rows(journal: Path, rows: Sequence[Task]) -> list[str]:
+    """Return the ids of the rows that a run has used, by its journal, and that are not there any more as they were. Of
+    rows with images 100 are compared, evenly spaced."""
+    used = {id_: known for id_, known in _used_rows(journal).items() if not _is_unknown(known)}
+    first = _rows_of(rows, list(used)[:1])
+    if len(used) > _WITH_IMAGES and any(_has_images(task.row) for task in first.values()):
+        ids = list(used)
+        spaced = [ids[number * (len(ids) - 1) // (_WITH_IMAGES - 1)] for number in range(_WITH_IMAGES)]
+        used = {id_: used[id_] for id_ in spaced}
+    return _changed(used, rows)
+
+
+def _used_rows(journal: Path) -> dict[str, str | bytes]:
+    """Return what the journal has of each row that a run has used, by its id: its text, or the digest of a row that was
+    taught."""
+    if not journal.exists():
+        return {}
+    used: dict[str, str | bytes] = dict(read_task_rows(journal))
+    return used | {row.row_id: row.row_digest for step, some in read_taught(journal).items() if step for row in some}
+
+
+def _is_unknown(known: str | bytes) -> bool:
+    return isinstance(known, str) and _ADDRESS.search(known) is not None
+
+
+def _has_images(row: Mapping[str, Any]) -> bool:
+    return any(is_image(item) for value in row.values() for item in (value if isinstance(value, list) else [value]))
+
+
+def _changed(used: Mapping[str, str | bytes], rows: Sequence[Task]) -> list[str]:
     from sharpen.supervised.taught import row_digest  # supervised runs are opened through here
 
-    if not journal.exists():
-        return None
-    used: dict[str, str | bytes] = dict(read_task_rows(journal))
-    used |= {row.row_id: row.row_digest for step, some in read_taught(journal).items() if step for row in some}
-    if not used:
-        return None
     now = _rows_of(rows, used)
     return [
         id_

@@ -11,14 +11,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import PydanticUndefined
+
+from sharpen.config.explain import section_at
 from sharpen.config.former import recorded_settings
-from sharpen.config.load import shown, shown_settings
+from sharpen.config.load import hidden_values, shown, shown_settings
 from sharpen.config.resuming import may_change, setting_of
 from sharpen.config.run import RunConfig
+from sharpen.config.secrets import HIDDEN, is_same
 from sharpen.errors import ConfigError
 from sharpen.files import write_whole
 from sharpen.run.identity import Identity
@@ -38,28 +42,38 @@ _BY_LAST_NAME = ("path", "model_path", "teacher_path", "workflow", "judge")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A setting, or the content of its files, that has changed."""
+    """A setting, or the content of its files, that has changed; `before` and `now` are the same if a secret has."""
 
     setting: str
     before: Any
     now: Any
 
+    @property
+    def of_secret(self) -> bool:
+        """Whether nothing but a secret has changed."""
+        return bool(self.before == self.now)
+
     def __str__(self) -> str:
+        if self.of_secret:
+            return f"{self.setting}: {_show(self.before)}, of which the hidden part is another one now"
         return f"{self.setting}: {_show(self.before)} -> {_show(self.now)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """The settings of a run by dotted name, without secrets, which may change; and the identities of its model and
-    datasets."""
+    datasets. Of values with secrets a record has the fingerprints, or the values themselves (`hidden`)."""
 
     values: Mapping[str, Any]
     identities: Mapping[str, Identity]
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    hidden: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, config: RunConfig, identities: Mapping[str, Identity]) -> RunRecord:
         """Return the record of a configuration."""
-        return cls(values=json.loads(json.dumps(shown_settings(config))), identities=identities)
+        values = json.loads(json.dumps(shown_settings(config)))
+        return cls(values=values, identities=identities, hidden=hidden_values(config))
 
 
 def read_recorded(path: Path) -> RunRecord | None:
@@ -78,17 +92,22 @@ def read_recorded(path: Path) -> RunRecord | None:
             "another experiment_name"
         ) from error
     identities = {name.removeprefix(IDENTITY): value for name, value in derived.items() if name.startswith(IDENTITY)}
-    return RunRecord(values=values, identities=identities)
+    fingerprints = {name: str(entry["fingerprint"]) for name, entry in entries.items() if "fingerprint" in entry}
+    return RunRecord(values=values, identities=identities, fingerprints=fingerprints)
 
 
 def changes(before: RunRecord, now: RunRecord) -> list[Change]:
     """Return all differences except files and folders that have only moved. A setting missing from `before` counts as
-    its default; one that no longer exists is not compared."""
+    its default, if its section was there; one that no longer exists is not compared."""
     found = []
     defaults = _defaults()
     for name in sorted(before.values.keys() | now.values.keys()):
-        change = Change(setting=name, before=before.values.get(name, defaults.get(name)), now=now.values.get(name))
-        if change.before != change.now and setting_of(name) is not None and not _moved(change, before, now):
+        change = Change(setting=name, before=_value(name, before, defaults), now=now.values.get(name))
+        if name in before.fingerprints and name in now.values:
+            same = is_same(now.hidden.get(name, change.now), before.fingerprints[name])
+        else:
+            same = _agree(change.before, change.now)
+        if not same and setting_of(name) is not None and (change.of_secret or not _moved(change, before, now)):
             found.append(change)
     for name in sorted(before.identities.keys() & now.identities.keys()):
         if (earlier := before.identities[name]) != (later := now.identities[name]):
@@ -100,7 +119,7 @@ def check_same_run(path: Path, before: RunRecord, now: RunRecord) -> list[str]:
     """Return a line for each change since the run in `path` last started. Raises `ConfigError` for changes that a run
     may not make."""
     found = changes(before, now)
-    if refused := [change for change in found if not may_change(change.setting)]:
+    if refused := [change for change in found if not (change.of_secret or may_change(change.setting))]:
         lines = "\n".join(f"  - {change}" for change in refused)
         raise ConfigError(
             f"the run {path.name!r} exists, and these settings cannot change when it continues (was -> is):\n"
@@ -136,6 +155,29 @@ def _defaults() -> dict[str, Any]:
     """Return the defaults of the settings that have one."""
     smallest = {"train_dataset": {"path": ""}, "model": {"model_path": "", "max_model_len": 2}}
     return dict(RunRecord.of(RunConfig.model_validate(smallest), {}).values)
+
+
+def _value(name: str, before: RunRecord, defaults: Mapping[str, Any]) -> Any:
+    """Return the recorded value of a setting, or the default of one that is newer than the record. In an optional
+    section only that which was there has defaults: `trainer.lora`, `auxiliary_models.judge`."""
+    if name in before.values or name in defaults:
+        return before.values.get(name, defaults.get(name))
+    section, _, last = name.rpartition(".")
+    if (setting_of(name) or "").count(".") != name.count("."):  # a key that the user named, as in `workflow_args`
+        return None
+    if not any(other.startswith(f"{section}.") for other in before.values):
+        return None
+    default = section_at(RunConfig, section.split(".")).model_fields[last].get_default(call_default_factory=True)
+    return None if default is PydanticUndefined else json.loads(json.dumps(default))
+
+
+def _agree(before: Any, now: Any) -> bool:
+    """Whether two values are the same, as far as the earlier one is known: `***` without a fingerprint is not."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return before.keys() == now.keys() and all(_agree(before[key], now[key]) for key in before)
+    if isinstance(before, list) and isinstance(now, list):
+        return len(before) == len(now) and all(map(_agree, before, now))
+    return bool(before == now or (before == HIDDEN and now is not None))
 
 
 def _moved(change: Change, before: RunRecord, now: RunRecord) -> bool:

@@ -7,17 +7,19 @@ failure is a `DatasetError` that names the row.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sharpen.config.run import SupervisedConfig
 from sharpen.errors import DatasetError
-from sharpen.tasks.images import with_images
+from sharpen.tasks.images import is_image, name_images, with_images
 from sharpen.types import Task
 
 Message = dict[str, Any]
 Data = Literal["conversations", "texts", "pairs"]
+_IMAGES = "images"
+"""The field that is read for images where none is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ def _make_conversation(
 ) -> Conversation:
     """Make a conversation with the row's tools. An answer with `weight` 0, as in OpenAI's format, becomes context."""
     unweighted, plain = set(), []
-    for number, message in enumerate(with_images(messages, _images(row, fields))):
+    for number, message in enumerate(with_images(messages, _images(row, fields, messages))):
         weight = message.get("weight", 1)
         if weight not in (0, 1) or isinstance(weight, bool):
             raise _RowError(f"message {number} has weight {weight!r}: it must be 0 or 1")
@@ -158,12 +160,15 @@ def _system(fields: SupervisedConfig) -> list[Message]:
     return [] if fields.system_prompt is None else [{"role": "system", "content": fields.system_prompt}]
 
 
-def _images(row: Mapping[str, Any], fields: SupervisedConfig) -> Sequence[Any]:
-    """Return the images that belong into the row's messages."""
-    value = None if fields.images_key is None else row.get(fields.images_key)
-    if value is None or isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
-        return () if value is None else (value,)
-    return [image for image in value if image is not None]
+def _images(row: Mapping[str, Any], fields: SupervisedConfig, messages: Iterable[Message]) -> Sequence[Any]:
+    """Return the images that belong into the row's messages. A column that nobody named may be about something else:
+    addresses, names of files, a count."""
+    value: Any = row.get(_IMAGES if fields.images_key is None else fields.images_key)
+    single = isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence)
+    images = [image for image in ([value] if single else value) if image is not None]
+    if fields.images_key is not None or name_images(messages) or all(map(is_image, images)):
+        return images
+    return ()
 
 
 def _tools(value: Any, key: str) -> tuple[Mapping[str, Any], ...]:

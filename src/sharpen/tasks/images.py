@@ -7,7 +7,7 @@ parts with one, as chat completions take them.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,32 @@ def _as_png(image: Any) -> bytes:
     except (OSError, ValueError) as error:
         raise DatasetError(f"an image of {image.width}x{image.height} pixels cannot be read: {error}") from error
     return file.getvalue()
+
+
+def is_image(value: Any) -> bool:
+    """Whether a value is an image itself, which is read from nowhere else."""
+    from PIL import Image
+
+    if isinstance(value, Mapping):
+        value = value.get("bytes")
+    is_data_url = isinstance(value, str) and value[:5].lower() == "data:"
+    return is_data_url or isinstance(value, bytes | Image.Image)
+
+
+def name_images(messages: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether messages say where images belong that they do not hold."""
+    return any(_names_image(message) for message in messages)
+
+
+def _names_image(message: Mapping[str, Any]) -> bool:
+    content, speaks = message.get("content"), message.get("role") == "assistant"
+    if isinstance(content, str):
+        return not speaks and TAG in content
+    parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list | tuple) else []
+    return any(
+        _own_image(part) is None if part.get("type") == "image" else not speaks and TAG in str(part.get("text"))
+        for part in parts
+    )
 
 
 def with_images(messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:

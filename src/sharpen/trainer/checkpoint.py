@@ -8,9 +8,11 @@ adapters stores the merged model, `adapter/` in peft's format, and the adapters 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,8 @@ PREFIX = "global_step_"
 STATE = "trainer_state"
 ADAPTERS = "adapters"
 _MODEL = "model"
+_NO_FOLDER = "which is no folder of this run"
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _OWN_FILES = ("weights", "optimizer", "random")
 
 
@@ -210,25 +214,33 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed while writing
-        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(replaced, ignore_errors=True)
         partial.mkdir()
         write(partial)
         for path in (*partial.rglob("*"), partial):
             _flush(path)
-        if directory.exists():
+        if os.path.lexists(directory):
             directory.rename(replaced)
         partial.rename(directory)
         _flush(directory.parent)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
-        if replaced.exists() and not directory.exists():
+        if os.path.lexists(replaced) and not os.path.lexists(directory):
             replaced.rename(directory)
         if not isinstance(error, (OSError, SafetensorError)):
             raise
         raise CheckpointError(
             f"could not write the checkpoint {directory}: {error}. Earlier checkpoints are unchanged"
         ) from error
-    shutil.rmtree(replaced, ignore_errors=True)
+    _remove(replaced, ignore_errors=True)
+
+
+def _remove(path: Path, *, ignore_errors: bool = False) -> None:
+    """Remove a directory, or a file, or of a link the link alone."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def point(root: Path, name: Pointer, target: Path) -> None:
@@ -246,10 +258,14 @@ def point(root: Path, name: Pointer, target: Path) -> None:
 
 
 def pointed(root: Path, name: Pointer) -> Path | None:
-    """Return the checkpoint that `root/name` points to, or None if there is no pointer or no such directory in
-    `root`."""
-    target = _pointer_name(root, name)
-    return root / target if target and Path(target).name == target != ".." and (root / target).is_dir() else None
+    """Return the checkpoint that `root/name` points to, or None if there is no pointer or no such directory in `root`.
+    A checkpoint may be a link to a directory elsewhere. Raises `CheckpointError` if that cannot be told now."""
+    found, target = None, _pointer_name(root, name)
+    at = None if not target else root / target
+    while at is not None and _is(at, stat.S_ISDIR) and at.name != ".." and at.parent.resolve() == root.resolve():
+        found = root / at.name
+        at = root / os.readlink(found) if found.is_symlink() else None
+    return found
 
 
 def _pointer_name(root: Path, name: Pointer) -> str | None:
@@ -258,6 +274,25 @@ def _pointer_name(root: Path, name: Pointer) -> str | None:
     if pointer.is_symlink():
         return os.readlink(pointer)
     return pointer.read_text().strip() if pointer.is_file() else None
+
+
+def _is(path: Path, kind: Callable[[int], bool]) -> bool:
+    """Whether there is a file of this kind. Raises `CheckpointError` if the file system does not say: what cannot be
+    read now may be there later."""
+    try:
+        return kind(path.stat().st_mode)
+    except ValueError:  # no name of a file
+        return False
+    except OSError as error:
+        if error.errno in _NOT_THERE:
+            return False
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{error.filename or path} cannot be read now ({error.strerror}); nothing was changed: try again when it can be"
+    )
 
 
 def prune(root: Path, keep: int) -> list[Path]:
@@ -270,7 +305,7 @@ def prune(root: Path, keep: int) -> list[Path]:
             f".{path.name}.removed"
         )  # so that a half-removed directory does not look like a checkpoint
         path.rename(removed)
-        shutil.rmtree(removed)
+        _remove(removed)
     return others[keep:]
 
 
@@ -282,12 +317,9 @@ def repair(root: Path) -> list[str]:
     """
     notes = [_finish_replacing(replaced) for replaced in sorted(root.glob(f".{PREFIX}*.replaced"))]
     for leftover in (*partial_files(root), *root.glob(f".{PREFIX}*.removed")):
-        if leftover.is_dir() and not leftover.is_symlink():
-            shutil.rmtree(leftover)
-        else:
-            leftover.unlink(missing_ok=True)
+        _remove(leftover)
     if _pointer_name(root, "best") is not None and pointed(root, "best") is None:
-        notes.append(f"`best` pointed to {_pointer_name(root, 'best')}, which does not exist: `best` was removed")
+        notes.append(f"`best` pointed to {_pointer_name(root, 'best')}, {_NO_FOLDER}: `best` was removed")
         (root / "best").unlink()
     return [*filter(None, notes), *_repair_latest(root)]
 
@@ -296,7 +328,7 @@ def _finish_replacing(replaced: Path) -> str:
     """Remove the replaced checkpoint if the new one exists, else restore it. Return a note if it was restored."""
     directory = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
     if directory.is_dir():
-        shutil.rmtree(replaced)
+        _remove(replaced)
         return ""
     replaced.rename(directory)
     return f"{directory.name} was being replaced when the run was killed: the old checkpoint was restored"
@@ -308,13 +340,15 @@ def _repair_latest(root: Path) -> list[str]:
     name = _pointer_name(root, "latest")
     damages: dict[str, str] = {}
     if name:
-        damages[name] = damage(root / name)
-        if not damages[name]:
+        found = pointed(root, "latest")
+        damages[name if found is None else found.name] = _NO_FOLDER if found is None else damage(found)
+        if not any(damages.values()):
             return []
     problem = "there is no `latest`" if name is None else f"`latest` points to {name or 'nothing'}"
     steps = _steps(root)
     for path in sorted(steps, key=steps.__getitem__, reverse=True):
-        damages[path.name] = damages.get(path.name) or damage(path)
+        if path.name not in damages:
+            damages[path.name] = damage(path)
         if not damages[path.name]:
             point(root, "latest", path)
             passed = f" (passed over: {_in_words(damages)})" if any(damages.values()) else ""
@@ -334,21 +368,22 @@ def _in_words(damages: Mapping[str, str]) -> str:
 
 def damage(directory: Path) -> str:
     """Return what is wrong with a checkpoint: a file that a resume needs is missing, or has changed since it was
-    written. Empty if it is whole."""
-    if not directory.is_dir():
-        return "which does not exist"
+    written. Empty if it is whole. Raises `CheckpointError` if a file cannot be read, which says nothing of what it
+    holds."""
+    if not _is(directory, stat.S_ISDIR):
+        return _NO_FOLDER
     inner = directory / STATE
     needed = [inner / "state.json", directory / "config.json"]
     needed += [inner / f"{name}.safetensors" for name in ("optimizer", "random")]
-    missing = [path.relative_to(directory).as_posix() for path in needed if not path.is_file()]
-    if not any(directory.glob("*.safetensors")):
-        missing.append("model.safetensors")
+    missing = [path.relative_to(directory).as_posix() for path in needed if not _is(path, stat.S_ISREG)]
+    try:
+        if not any(path.suffix == ".safetensors" for path in directory.iterdir()):
+            missing.append("model.safetensors")
+        changed = [] if missing else changed_files(directory)
+    except OSError as error:
+        raise _unreadable(directory, error) from error
     if missing:
         return f"which lacks {' and '.join(missing)}"
-    try:
-        changed = changed_files(directory)
-    except OSError as error:
-        return f"which cannot be read ({error})"
     return f"whose {' and '.join(changed)} changed since it was written" if changed else ""
 
 

@@ -1,7 +1,7 @@
 """Checksums of a checkpoint's weights and state, by which a changed bit is noticed.
 
 In: a checkpoint's folder. Out: `trainer_state/SHA256SUMS`, which `sha256sum --check` reads too (in that folder's
-parent); the files that are not as they were written.
+parent); the files that are not as they were written, of all or of those that the weights are made of.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CHECKSUMS = "trainer_state/SHA256SUMS"
+_STATE = "trainer_state/"
+_OF_WEIGHTS = (f"{_STATE}weights.safetensors", f"{_STATE}state.json", CHECKSUMS)
+"""What describes the weights among the files of the trainer's state; the largest one, the optimizer's, does not."""
 _THREADS = 4
 
 
@@ -31,13 +34,27 @@ def changed_files(directory: Path) -> list[str]:
     return [name for name, digest in written.items() if found.get(name) != digest]
 
 
+def changed_weights(directory: Path) -> list[str] | None:
+    """Return the files of a checkpoint's weights and state that are not as they were written: changed, missing, or
+    added. Those in `trainer_state/` may be missing. None for a checkpoint without checksums. Reads nothing else. Raises
+    `OSError` if one cannot be read."""
+    if not (directory / CHECKSUMS).exists():
+        return None
+    there = {path.relative_to(directory).as_posix() for path in directory.rglob("*.safetensors")}
+    written = _written(directory)
+    weights = {name for name in {*there, *written} if not name.startswith(_STATE)}
+    weights.update(name for name in written if name in _OF_WEIGHTS and (directory / name).is_file())
+    found = _sums(directory, [name for name in sorted(weights) if (directory / name).is_file()])
+    return [name for name in sorted(weights) if name not in found or found[name] != written.get(name)]
+
+
 def _written(directory: Path) -> dict[str, str]:
-    """Return the recorded checksum of each file. A line that is none counts as a changed file."""
+    """Return the recorded checksum of each file. An empty file, or a line that is none, counts as a changed file."""
     try:
         lines = (directory / CHECKSUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return {}
-    pairs = [line.partition("  ") for line in lines]
+    pairs = [line.partition("  ") for line in lines or [""]]
     return {name or CHECKSUMS: digest for digest, _, name in pairs}
 
 

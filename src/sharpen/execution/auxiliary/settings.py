@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from sharpen.config.problems import Problems
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
-from sharpen.config.secrets import hide_in_urls
+from sharpen.config.secrets import hide_in_value
 from sharpen.errors import ConfigError
 from sharpen.execution.engine_choice import check_heads
 from sharpen.execution.model_files import check_model_path, model_folder
@@ -54,7 +54,7 @@ def endpoint_key(name: str, model: AuxiliaryModelConfig) -> str:
 def _check_endpoint(name: str, model: AuxiliaryModelConfig) -> None:
     where = f"auxiliary_models.{name}"
     url = model.base_url or ""
-    parts, shown = urlsplit(url), hide_in_urls(url)
+    parts, shown = urlsplit(url), hide_in_value(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ConfigError(
             f"{where}.base_url is {shown!r}: it must be an address like https://host/v1 (http or https, "

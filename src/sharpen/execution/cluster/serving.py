@@ -26,6 +26,7 @@ from sharpen.execution.cluster.ranks import StoredWeights
 from sharpen.execution.cluster.training import rank_starter
 from sharpen.execution.cluster.weights import to_arrays
 from sharpen.execution.cluster.worker import RolloutWorker, Setup
+from sharpen.execution.engine_choice import check_towers
 from sharpen.execution.lost_attempts import HARD_GRACE_S
 from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.probe import sample_probes
@@ -35,7 +36,7 @@ from sharpen.execution.sessions import user_functions
 from sharpen.execution.user_code import UserCode
 from sharpen.inference.engine import Engine
 from sharpen.inference.routing import Replicas
-from sharpen.recipe import Job, Recipe
+from sharpen.recipe import Job, Recipe, RolloutRecipe
 from sharpen.rollout.in_process import Opener
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.types import Experience, IntArray, Mode
@@ -95,6 +96,8 @@ class RayServing:
             )
             undo.callback(self._ray.close)
             self._choice = choose(config, self._ray.num_gpus)
+            if isinstance(job.recipe, RolloutRecipe):
+                check_towers(config, self._choice)
             config, self._notices = fit_widths(config, self._choice.type)
             self._config = config
             self._num_ranks = num_ranks(config, self._ray.num_gpus)
