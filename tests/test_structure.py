@@ -111,6 +111,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "trainer",
         "compat",
         "recipe",
+        "exchange",
         "execution",
         "plan",
         "certificate",

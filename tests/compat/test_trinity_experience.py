@@ -181,6 +181,14 @@ def test_what_cannot_be_asked_without_the_template(make_model: Any, prompts: Any
     assert words in str(error.value)
 
 
+def test_nulls_in_a_conversation_are_as_none(make_model: Any):
+    """As clients dump their messages. Red when they are refused as unknown fields."""
+    model = make_model("yes")
+    (exp,) = model.chat(ASK)
+    said = [*ASK, {"role": "assistant", "content": exp.response_text, "function_call": None, "parsed": None}]
+    assert model.convert_messages_to_experience(said).tokens.tolist() == exp.tokens.tolist()
+
+
 def test_a_conversation_goes_on_in_the_same_sequence(make_model: Any):
     model = make_model("yes")
     memory = list(ASK)

@@ -78,11 +78,34 @@ def test_a_database_that_cannot_be_reached_is_named_without_the_password(tmp_pat
     assert "secret" not in str(found.value)
 
 
+def test_several_hosts_are_an_address(tmp_path):
+    """Red before: refused as none, though libpq reads it."""
+    address = "postgresql://me:secret@nowhere.invalid:1,elsewhere.invalid:2/runs?connect_timeout=1"
+    with pytest.raises(ConfigError, match=r"cannot use the database.*elsewhere") as found:
+        open_store(address, tmp_path, "P/run")
+    assert "secret" not in str(found.value)
+
+
 @pytest.mark.parametrize("address", ["postgresql://me:secret@host:port/db", "postgres://["])
 def test_an_address_that_is_none_is_bad_input(address, tmp_path):
     with pytest.raises(ConfigError, match="exchange") as found:
         open_store(address, tmp_path, "P/run")
     assert "secret" not in str(found.value)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    """Red before: as large as a model each, until the disk was full."""
+    store = FolderStore(tmp_path)
+    left = tmp_path / "weights" / ".ab12-3.safetensors.4711-0123abcd.partial"
+    other = tmp_path / "batches" / ".000001.batch.4711-0123abcd.partial"
+    for path in (left, other):
+        path.parent.mkdir()
+        path.write_bytes(b"half")
+    store.put("weights/b", b"whole")
+    assert not left.exists()
+    assert other.exists(), "another process puts contents there"
+    store.put("batches/1", b"whole")
+    assert not other.exists()
 
 
 def test_a_folder_that_is_gone_is_an_error_of_ours(tmp_path):

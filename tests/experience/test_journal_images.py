@@ -1,5 +1,6 @@
 """The journal keeps an image once, beside it, and reads it when it is needed."""
 
+import os
 import pickle
 from contextlib import closing
 from dataclasses import replace
@@ -162,3 +163,15 @@ def test_the_certificate_looks_at_files_and_places(tmp_path: Path, group: Group)
         f"the file images/{ONE.sha256} is missing",
         f"the file images/{TWO.sha256} has been changed",
     }
+
+
+def test_what_a_killed_process_left_is_removed_and_not_what_is_being_written(tmp_path: Path):
+    """Red before: it stayed for good."""
+    folder = ImageFolder(tmp_path / "run.db")
+    folder.path.mkdir()
+    left, written = (folder.path / f".{name}.4711-0123abcd.partial" for name in "ab")
+    for path in (left, written):
+        path.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    folder.add([ONE])
+    assert sorted(path.name for path in folder.path.iterdir()) == sorted([ONE.sha256, written.name])

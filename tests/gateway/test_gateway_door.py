@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tracemalloc
 from typing import Any
 
 import pytest
 from malformed import BODIES
+from openai.types.chat import ChatCompletionMessage
 from test_gateway_malformed import send
 
+from sharpen.errors import ConfigError
 from sharpen.gateway.context import Context
 from sharpen.gateway.door import anthropic_place, openai_place
 from sharpen.gateway.protocols import chat
@@ -58,6 +61,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"reasoning_effort": "1"}, "reasoning_effort"),
     (CHAT, {"response_format": {"type": []}}, "response_format.type"),
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": 1}}, "response_format.json_schema"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
     (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
     (CHAT, {"tools": [{"type": "function", "function": {"name": {}}}]}, "tools[0].function.name"),
     (CHAT, {"tool_choice": {"type": "function", "function": {"name": {}}}}, "tool_choice.function.name"),
@@ -128,6 +133,59 @@ def test_a_wrong_value_is_a_400_that_names_its_place_and_the_value(
     assert session.close() == ()
 
 
+NULLS = {"functions": None, "function_call": None, "audio": None, "prediction": None, "web_search_options": None}
+"""What clients send that write all their fields. No path knows these."""
+TAKEN: list[tuple[str, dict[str, Any]]] = [
+    *((path, NULLS) for path in SAID),
+    (CHAT, {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": None}}),
+    (CHAT, {"messages": [{"role": "user", "content": "x", "weight": None, "audio": None}]}),
+    (CHAT, {"response_format": {"type": "json_schema", "schema": {"type": "object"}}}),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": None, "schema": {"type": "object"}}}),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}),
+    (RESPONSES, {"tools": [{"type": "function", "name": "a", "parameters": []}]}),
+    (RESPONSES, {"text": {"format": {}}}),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "more"), TAKEN, ids=[f"{path} {'nulls' if more is NULLS else json.dumps(more)}" for path, more in TAKEN]
+)
+def test_what_clients_send_without_a_meaning_is_taken(serve: Any, path: str, more: dict[str, Any]) -> None:
+    """Nulls for unknown fields, PHP's empty objects, a format as the other dialect has it. Red for each when the door
+    held all to the schema."""
+    served = serve("{}")
+    session = served.open()
+    status, answer = send(served, session, json.dumps({**SAID[path], **more}).encode(), path)
+    assert status == 200, answer
+    assert len(session.close()) == (path != COUNT)
+
+
+@pytest.mark.parametrize("path", [path for path in SAID if path != COUNT])
+def test_an_unknown_field_is_told_beside_nulls(serve: Any, path: str) -> None:
+    served = serve("hi")
+    body = {**SAID[path], **NULLS, "no_such": 0}
+    status, answer = send(served, served.open(), json.dumps(body).encode(), path)
+    assert (status, "no_such" in json.loads(answer)["error"]["message"]) == (400, True), answer
+
+
+def test_a_recorded_message_may_have_nulls_but_no_unknown_fields() -> None:
+    """As rows of a table have them, in which other messages have the field."""
+    chat.check_recorded({"role": "user", "content": "hi", "tool_calls": None, "weight": None}, 0)
+    with pytest.raises(ApiError, match="weight"):
+        chat.check_recorded({"role": "user", "content": "hi", "weight": 1}, 0)
+
+
+def test_messages_of_the_sdk_are_counted(serve: Any) -> None:
+    """They are no dicts. Red when the door sees them as they came."""
+    model = serve("hi").open().model
+    said = [{"role": "user", "content": "hello"}, ChatCompletionMessage(role="assistant", content="hi")]
+    counted = asyncio.run(model.count_tokens(said))
+    assert counted == asyncio.run(model.count_tokens([said[0], {"role": "assistant", "content": "hi"}])) > 0
+    for wrong in (5, "hello", None):
+        with pytest.raises(ConfigError, match="must be an object"):
+            asyncio.run(model.count_tokens([wrong]))
+
+
 def test_messages_say_what_came_and_what_is_right() -> None:
     """Of a choice of types the one that fits best is told; a million wrong items are one error."""
     for body, told in (
@@ -150,12 +208,13 @@ def test_messages_say_what_came_and_what_is_right() -> None:
     "body",
     [
         {**SAID[CHAT], **{f"field {number}": 1 for number in range(20_000)}},
+        {**SAID[CHAT], **{f"field {number}": None for number in range(20_000)}, "other": 1},
         {**SAID[CHAT], "stream": True, "stream_options": {f"field {number}": 1 for number in range(20_000)}},
         {"messages": [5] * 20_000},
         {"messages": [{"role": "user", "content": [5] * 20_000}]},
         {**SAID[CHAT], "stop": [5] * 20_000},
     ],
-    ids=["fields", "fields below", "items", "items below", "items of a choice"],
+    ids=["fields", "fields beside nulls", "fields below", "items", "items below", "items of a choice"],
 )
 def test_many_problems_cost_no_more_than_one(body: Any) -> None:
     """Red when fields are told one by one, or a list is read to its end: 64 MB of them took minutes, and gigabytes."""

@@ -30,7 +30,7 @@ def fresh(postgres: str) -> Iterator[Callable[[], str]]:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def test_a_table_of_an_earlier_sharpen_is_brought_to_this_version(fresh):
+def test_a_table_of_an_earlier_sharpen_is_brought_to_this_version(fresh, tmp_path):
     """Its batches are there afterwards, under the same run and number; once."""
     address = fresh()
     with psycopg.connect(address, autocommit=True) as connection:
@@ -41,14 +41,14 @@ def test_a_table_of_an_earlier_sharpen_is_brought_to_this_version(fresh):
         rows = [("P/run", 0, b"announcement"), ("P/run", 12, b"twelve"), ("P/other", 12, b"other")]
         connection.cursor().executemany("INSERT INTO sharpen_exchange VALUES (%s, %s, %s)", rows)
     for _ in range(2):
-        store = DatabaseStore(address, "P/run")
+        store = DatabaseStore(address, "P/run", tmp_path)
         batches = Batches(store)
         assert batches.numbers() == [12]
         assert (batches.get(0), batches.get(12)) == (b"announcement", b"twelve")
         store.close()
 
 
-def test_explorer_and_trainer_may_begin_at_the_same_moment(fresh):
+def test_explorer_and_trainer_may_begin_at_the_same_moment(fresh, tmp_path):
     """Red without the lock: one of them finds half of the tables."""
     for _ in range(3):
         address, begin, problems = fresh(), threading.Barrier(4), []
@@ -56,7 +56,7 @@ def test_explorer_and_trainer_may_begin_at_the_same_moment(fresh):
         def open_one(address: str, begin: threading.Barrier, problems: list[BaseException]) -> None:
             begin.wait(60)
             try:
-                DatabaseStore(address, "P/run").close()
+                DatabaseStore(address, "P/run", tmp_path).close()
             except BaseException as error:
                 problems.append(error)
 
@@ -68,18 +68,18 @@ def test_explorer_and_trainer_may_begin_at_the_same_moment(fresh):
         assert problems == []
 
 
-def test_tables_of_a_later_sharpen_are_refused(fresh):
+def test_tables_of_a_later_sharpen_are_refused(fresh, tmp_path):
     address = fresh()
-    DatabaseStore(address, "P/run").close()
+    DatabaseStore(address, "P/run", tmp_path).close()
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute("UPDATE sharpen_schema SET version_num = '9999'")
     with pytest.raises(ConfigError, match="later Sharpen"):
-        DatabaseStore(address, "P/run")
+        DatabaseStore(address, "P/run", tmp_path)
 
 
 def test_a_connection_that_was_lost_is_made_anew(postgres, tmp_path):
     """As after a restart of the server, or a firewall that ends idle connections."""
-    store = DatabaseStore(postgres, f"P/{tmp_path}")
+    store = DatabaseStore(postgres, f"P/{tmp_path}", tmp_path)
     store.put("a", b"a")
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
@@ -89,7 +89,7 @@ def test_a_connection_that_was_lost_is_made_anew(postgres, tmp_path):
 
 def test_a_database_that_cannot_be_used_is_an_error_of_ours_without_the_password(fresh, tmp_path):
     address = fresh()
-    lost = DatabaseStore(address, f"P/{tmp_path}")
+    lost = DatabaseStore(address, f"P/{tmp_path}", tmp_path)
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute("DROP TABLE sharpen_contents")
 
@@ -112,7 +112,10 @@ def test_a_database_that_cannot_be_used_is_an_error_of_ours_without_the_password
 
 def test_a_large_content_is_stored_in_parts(postgres, tmp_path):
     """A value has at most a gigabyte; weights have many."""
-    store, large = DatabaseStore(postgres, f"P/{tmp_path}"), bytes(range(256)) * (2 * PART_BYTES // 256) + b"end"
+    store, large = (
+        DatabaseStore(postgres, f"P/{tmp_path}", tmp_path),
+        bytes(range(256)) * (2 * PART_BYTES // 256) + b"end",
+    )
     store.put("weights/a", large)
     with psycopg.connect(postgres) as connection:
         sizes = connection.execute(
@@ -126,4 +129,32 @@ def test_a_large_content_is_stored_in_parts(postgres, tmp_path):
         assert file.read_bytes() == large
     store.put("weights/a", b"small")
     assert store.get("weights/a") == b"small"
+    store.close()
+
+
+def test_of_several_hosts_the_first_that_answers_is_used(postgres, tmp_path):
+    """Red before: such an address, which libpq reads, was refused."""
+    here = postgres.rpartition("host=")[2]
+    address = f"postgresql://postgres:secret-word@%2Fnowhere:5432,{here}:5432/postgres"
+    store = DatabaseStore(address, f"P/{tmp_path}", tmp_path)
+    store.put("a", b"two \x00 \xff")
+    assert store.get("a") == b"two \x00 \xff"
+    assert "secret-word" not in store.where
+    store.close()
+
+
+def test_a_content_is_a_file_in_the_run_s_folder_and_a_full_disk_is_told(postgres, tmp_path):
+    """Red before: weights lay in the system's folder of temporary files, and without room an OSError ended the run."""
+    folder = tmp_path / "run" / "explore"
+    store = DatabaseStore(postgres, f"P/{tmp_path}", folder)
+    store.put("weights/a", b"weights")
+    with store.file("weights/a") as file:
+        assert file is not None
+        assert file.parent == folder
+    assert list(folder.iterdir()) == []
+    store.put("weights/a", bytes(3 * PART_BYTES))
+    (folder / ".exchange.partial").symlink_to("/dev/full")
+    with pytest.raises(JournalError, match=r"weights/a could not be read.*Make room") as found, store.file("weights/a"):
+        pass
+    assert str(folder) in str(found.value)
     store.close()

@@ -202,6 +202,14 @@ def test_what_nobody_rates_is_forgotten_after_a_week_and_counted(server):
     assert server.metric("forgotten_total") == 1
 
 
+def test_an_unknown_field_that_is_null_is_as_none(server):
+    id_ = server.say("/sessions", task_id="t", labels=None)["id"]
+    server.say("/feedback", session=id_, reward=0.5, comment=None)
+    assert visits(server)[id_].reward == 0.5
+    with pytest.raises(ApiError, match="comment: Extra inputs are not permitted"):
+        server.say("/feedback", session=id_, reward=0.5, comment="good", other=None)
+
+
 def test_feedback_on_what_is_in_a_batch_comes_too_late(server):
     id_ = server.talk(1.0)
     server.sessions.save()

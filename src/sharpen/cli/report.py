@@ -26,7 +26,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 def _why_no_report(run_dir: Path) -> str:
     """Return why there is nothing to report of a run that an explorer (or a server) has begun; empty otherwise."""
-    from sharpen.run.explore import EXPLORER
+    from sharpen.exchange.store import EXPLORER
 
     run = run_dir.absolute().parent if run_dir.absolute().name == EXPLORER else run_dir
     trained = any((run / name).exists() for name in ("run.db", "evaluations.db", "metrics.jsonl"))

@@ -7,21 +7,23 @@ value has at most a gigabyte and weights may have many; all parts of it appear i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from sharpen.config.extras import install_command
+from sharpen.config.secrets import hide_in_value
 from sharpen.errors import ConfigError, JournalError
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy import URL, Connection, CursorResult, Engine
 
 PART_BYTES = 8 << 20
 VERSIONS = "sharpen_schema"
 """The table in which alembic notes the schema's version."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
+_SPOOL = ".exchange.partial"
+"""The file that holds a content while it is read."""
 _LOCK = 7_413_905_122
 """The advisory lock under which tables are made: explorer and trainer may begin at the same moment."""
 
@@ -29,8 +31,9 @@ _LOCK = 7_413_905_122
 class DatabaseStore:
     """Satisfies `exchange.store.Store`. A connection that was lost is made anew at the next use."""
 
-    def __init__(self, address: str, run: str) -> None:
-        """Connect, and make the tables or bring them to this version. Raises as `open_store`."""
+    def __init__(self, address: str, run: str, folder: Path) -> None:
+        """Connect, and make the tables or bring them to this version. Contents that are read as files lie in `folder`
+        meanwhile, that of the run's one reader. Raises as `open_store`."""
         try:
             import alembic  # noqa: F401
             import psycopg  # noqa: F401
@@ -39,9 +42,12 @@ class DatabaseStore:
             raise ConfigError(
                 f"exchange is a PostgreSQL database, but {error.name} is not installed: {install_command('postgres')}"
             ) from error
-        url = _url(address)
-        self._run, self.where, self._closed = run, url.render_as_string(hide_password=True), False
-        self._engine = sqlalchemy.create_engine(url, pool_pre_ping=True, pool_size=1, hide_parameters=True)
+        url, arguments = _read_address(address)
+        self._run, self._spool, self._closed = run, folder / _SPOOL, False
+        self.where = hide_in_value(address) if arguments else url.render_as_string(hide_password=True)
+        self._engine = sqlalchemy.create_engine(
+            url, connect_args=arguments, pool_pre_ping=True, pool_size=1, hide_parameters=True
+        )
         try:
             upgrade(self._engine)
         except (sqlalchemy.exc.SQLAlchemyError, ConfigError) as error:
@@ -64,20 +70,21 @@ class DatabaseStore:
 
     def get(self, name: str) -> bytes | None:
         """See `Store.get`."""
-        with self._using(f"{name} could not be read") as connection:
-            parts = list(self._parts(connection, name))
+        with self._using(f"{name} could not be read") as connection, self._parts(connection, name) as found:
+            parts = list(found)
         return b"".join(parts) if parts else None
 
     @contextmanager
     def file(self, name: str) -> Iterator[Path | None]:
         """See `Store.file`."""
-        with TemporaryDirectory(prefix="sharpen-exchange-") as folder:
-            path, num_parts = Path(folder) / "content", 0
-            with self._using(f"{name} could not be read") as connection, path.open("wb") as file:
-                for part in self._parts(connection, name):
-                    file.write(part)
-                    num_parts += 1
-            yield path if num_parts else None
+        failed = f"{name} could not be read"
+        try:
+            with self._using(failed) as connection, self._parts(connection, name) as parts:
+                found = self._write(parts, failed)
+            yield self._spool if found else None
+        finally:
+            with suppress(OSError):
+                self._spool.unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
         """See `Store.remove`."""
@@ -100,15 +107,32 @@ class DatabaseStore:
         self._closed = True
         self._engine.dispose()
 
-    def _parts(self, connection: Connection, name: str) -> Iterator[bytes]:
-        """Yield the parts of a content, one at a time, as they were when the first was asked for."""
-        rows = _run(
+    def _write(self, parts: Iterator[bytes], failed: str) -> bool:
+        """Write the parts of a content into a file, and return whether there were any. Raises `JournalError`."""
+        num_parts = 0
+        try:
+            self._spool.parent.mkdir(parents=True, exist_ok=True)
+            with self._spool.open("wb") as file:
+                for part in parts:
+                    file.write(part)
+                    num_parts += 1
+        except OSError as error:
+            raise JournalError(
+                f"{failed}: it needs a file in {self._spool.parent}, which could not be written ({error.strerror}). "
+                "Make room there, and start this process again"
+            ) from error
+        return num_parts > 0
+
+    @contextmanager
+    def _parts(self, connection: Connection, name: str) -> Iterator[Iterator[bytes]]:
+        """Yield the parts of a content, which come one at a time, as they were when the first was asked for."""
+        with _execute(
             connection.execution_options(stream_results=True, max_row_buffer=1),
             "SELECT content FROM sharpen_contents WHERE run = :run AND name = :name ORDER BY part",
             self._run,
             name,
-        )
-        return (bytes(content) for (content,) in rows)
+        ) as rows:
+            yield (bytes(content) for (content,) in rows)
 
     @contextmanager
     def _using(self, failed: str) -> Iterator[Connection]:
@@ -148,25 +172,34 @@ def upgrade(engine: Engine, to: str = "head") -> None:
             ) from error
 
 
-def _url(address: str) -> URL:
-    """Read an address as libpq and psql have it; the driver is ours. Raises `ConfigError`, without the address, which
-    may hold a password."""
-    from sqlalchemy.engine import make_url
+def _read_address(address: str) -> tuple[URL, dict[str, Any]]:
+    """Read an address as libpq and psql have it; the driver is ours. Returns the URL, and what to connect to if only
+    libpq can read it: several hosts with ports. Raises `ConfigError`, without the address, which may hold a
+    password."""
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+    from sqlalchemy.engine import URL, make_url
     from sqlalchemy.exc import ArgumentError
 
+    with suppress(ArgumentError, ValueError):
+        return make_url(address).set(drivername="postgresql+psycopg"), {}
     try:
-        return make_url(address).set(drivername="postgresql+psycopg")
-    except (ArgumentError, ValueError):
+        return URL.create("postgresql+psycopg"), conninfo_to_dict(address)
+    except ProgrammingError:
         raise ConfigError(
             "exchange is not an address of a database, as postgresql://user:password@host:5432/database"
         ) from None
 
 
 def _run(connection: Connection, statement: str, run: str, name: str, **values: object) -> Iterator[tuple[Any, ...]]:
+    result = _execute(connection, statement, run, name, **values)
+    return (tuple(row) for row in result) if result.returns_rows else iter(())
+
+
+def _execute(connection: Connection, statement: str, run: str, name: str, **values: object) -> CursorResult[Any]:
     from sqlalchemy import text
 
-    result = connection.execute(text(statement), {"run": run, "name": name, **values})
-    return (tuple(row) for row in result) if result.returns_rows else iter(())
+    return connection.execute(text(statement), {"run": run, "name": name, **values})
 
 
 def _reason(error: Exception) -> str:

@@ -16,15 +16,18 @@ from pathlib import Path
 from typing import Protocol
 
 from sharpen.errors import JournalError
-from sharpen.files import write_whole
+from sharpen.files import partial_files, write_whole
 
 _FOLDER, _SUFFIX = "batches", ".batch"
+EXPLORER = "explore"
+"""The explorer's folder in a run's."""
 SCHEMES = ("postgresql://", "postgres://")
 """How the address of a database begins."""
 
 
 class Store(Protocol):
-    """Holds contents by name (`folder/file`); several processes may use one at the same time, each by one thread."""
+    """Holds contents by name (`folder/file`); several processes may use one at the same time, each by one thread, and
+    one of them puts contents into a folder."""
 
     @property
     def where(self) -> str:
@@ -57,6 +60,7 @@ class FolderStore:
         """Create `folder` if it does not exist."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        self._swept: set[Path] = set()
 
     @property
     def where(self) -> str:
@@ -64,11 +68,15 @@ class FolderStore:
         return str(self._folder)
 
     def put(self, name: str, content: bytes) -> None:
-        """See `Store.put`."""
+        """See `Store.put`. What a process that was killed amid one left is removed before the first."""
         path = self._folder / name
         try:
             if path.parent != self._folder:
                 path.parent.mkdir(exist_ok=True)
+            if path.parent not in self._swept:
+                for leftover in partial_files(path.parent):
+                    leftover.unlink(missing_ok=True)
+                self._swept.add(path.parent)
             write_whole(path, content)
         except OSError as error:
             raise JournalError(f"{name} could not be written to {self._folder}: {error}") from error
@@ -135,5 +143,5 @@ def open_store(exchange: str | None, run_dir: Path, run: str) -> Store:
     if exchange is not None and exchange.startswith(SCHEMES):
         from sharpen.exchange.database import DatabaseStore
 
-        return DatabaseStore(exchange, run)
+        return DatabaseStore(exchange, run, run_dir / EXPLORER)
     return FolderStore(run_dir / "exchange" if exchange is None else Path(exchange))

@@ -11,14 +11,17 @@ import hashlib
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sharpen.files import write_whole
+from sharpen.files import partial_files, write_whole
 from sharpen.types import Call, Group, Picture
 
 FOLDER = "images"
+_ABANDONED_S = 3600.0
+"""Age of an unfinished file that nobody finishes."""
 TABLE = "CREATE TABLE IF NOT EXISTS images (sha256 TEXT PRIMARY KEY, content BLOB NOT NULL) WITHOUT ROWID"
 
 
@@ -35,12 +38,21 @@ class ImageFolder:
         missing = [one for one in new.values() if not (self.path / one.sha256).exists()]
         if missing:
             self.path.mkdir(exist_ok=True)
+            if not self._written:
+                self._sweep()
             for picture in missing:
                 write_whole(self.path / picture.sha256, picture.data)
             _flush(self.path)
             if not self._written:
                 _flush(self.path.parent)
         self._written.update(new)
+
+    def _sweep(self) -> None:
+        """Remove what processes left that were killed amid a file; another one may be writing at this moment."""
+        for leftover in partial_files(self.path):
+            with contextlib.suppress(OSError):
+                if leftover.stat().st_mtime < time.time() - _ABANDONED_S:
+                    leftover.unlink()
 
     def picture(self, sha256: str) -> Picture:
         """Return the picture with this hash; nothing is read yet. Raises `ValueError` for what is no hash."""

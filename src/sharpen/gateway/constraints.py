@@ -54,11 +54,11 @@ def form_of(
 def schema_of(form: Mapping[str, Any] | None) -> tuple[Mapping[str, Any] | None, bool]:
     """Return the schema that OpenAI's `response_format` or `text.format` asks for, None for any text, and whether it is
     strict. In the first it is one level deeper."""
-    if form is None or form["type"] == "text":
+    if not form or form["type"] == "text":
         return None, False
     if form["type"] == "json_object":
         return ANY_OBJECT, False
-    about = form.get("json_schema", form)
+    about = form.get("json_schema") or form
     return about["schema"], bool(about.get("strict"))
 
 

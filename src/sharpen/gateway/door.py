@@ -24,6 +24,9 @@ T = TypeVar("T")
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list of which the first wrong item is enough: there may be a million."""
 SomeItems = Annotated[list[T], Field(fail_fast=True, min_length=1)]
+NoItems = Annotated[list[Any], Field(max_length=0)]
+"""As PHP writes an empty object."""
+NoFields = Annotated[dict[str, Any], Field(max_length=0)]
 SomeText = Annotated[str, Field(min_length=1)]
 Text = str | None
 Truth = bool | None
@@ -69,7 +72,8 @@ class Door:
     """Checks the bodies of one kind of request.
 
     `place` writes a place in a body as the vendor does. `unknown` is the vendor's error for a field that it does not
-    know, from the field's name; None if there may be such fields.
+    know, from the field's name; without it the schema says whether there may be such fields. One that is null is as one
+    that is absent, as in clients that write all fields of their own.
     """
 
     def __init__(
@@ -78,16 +82,24 @@ class Door:
         self.adapter: TypeAdapter[Any] = TypeAdapter(schema)
         self._validate = self.adapter.validator.validate_python
         self._place, self._unknown = place, unknown
-        self._known = frozenset(schema.__annotations__) if unknown is not None else frozenset()
+        self._known = frozenset(getattr(schema, "__annotations__", ()))  # a choice of types has none
 
     def check(self, body: Any, *at: str | int) -> None:
         """Raise `ApiError` unless a decoded body is right. `at` is its own place, if it is a part of another."""
-        if self._unknown is not None and isinstance(body, dict) and not body.keys() <= self._known:
-            raise self._unknown(next(name for name in body if name not in self._known))  # else each were a problem
+        if isinstance(body, dict) and not body.keys() <= self._known:
+            body = self._without_nulls(body)
         try:
             self._validate(body)
         except ValidationError as error:
             raise self._refusal(error, body, at) from None
+
+    def _without_nulls(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a body without unknown fields that are null. Raises `ApiError` for the first of the others if there
+        may be none: else each were a problem."""
+        others = (name for name, value in body.items() if value is not None and name not in self._known)
+        if self._unknown is not None and (name := next(others, None)) is not None:
+            raise self._unknown(name)
+        return {name: value for name, value in body.items() if value is not None or name in self._known}
 
     def _refusal(self, error: ValidationError, body: Any, at: Place) -> ApiError:
         """Return the error for the first problem. One of a choice of types has a problem for each: those which are

@@ -192,11 +192,10 @@ class Gateway:
         memory = Memory()
         images = ImageReader(self._album, memory)
         try:
-            for place, message in enumerate(messages):
+            given = [_as_dict(message) for message in messages]
+            for place, message in enumerate(given):
                 check_message(message, place)
-            rendered = [
-                render_message(with_references(message, place, images)) for place, message in enumerate(messages)
-            ]
+            rendered = [render_message(with_references(message, place, images)) for place, message in enumerate(given)]
             text = self._renderer.render(rendered, (), self._template_kwargs)
             prompt = History().prompt(self._renderer, rendered, text, self._album.sight(rendered, memory))
         except (ApiError, ImageError) as error:
@@ -498,6 +497,14 @@ class Gateway:
         if len(raw.body) <= LONG and not _is_heavy(request.rendered):
             return work(session, request)
         return await self.loop.run_in_executor(self._threads, work, session, request)
+
+
+def _as_dict(message: Any) -> Any:
+    """Return a message as a dict, if it is a mapping or an SDK's object; else as it came."""
+    try:
+        return dict(message)
+    except (TypeError, ValueError):
+        return message  # which the door refuses
 
 
 def _is_heavy(rendered: Sequence[Mapping[str, Any]]) -> bool:

@@ -19,7 +19,7 @@ from sharpen.config.load import ResolvedConfig, write_config, write_resolved
 from sharpen.decide import decide_rollouts
 from sharpen.exchange.announcement import Announcement
 from sharpen.exchange.batch import ExploredBatch
-from sharpen.exchange.store import Batches, open_store
+from sharpen.exchange.store import EXPLORER, Batches, open_store
 from sharpen.exchange.weights import PublishedWeights
 from sharpen.execution.place import Serving
 from sharpen.execution.probe import probe_at_start
@@ -42,9 +42,6 @@ from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, read_recor
 from sharpen.tasks.order import Order
 from sharpen.tasks.selection import make_order
 from sharpen.types import Task
-
-EXPLORER = "explore"
-"""The explorer's folder in that of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

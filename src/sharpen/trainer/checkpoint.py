@@ -291,7 +291,7 @@ def _is(path: Path, kind: Callable[[int], bool]) -> bool:
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
-        f"{error.filename or path} cannot be read now ({error.strerror}); nothing was changed: try again when it can be"
+        f"{error.filename or path} cannot be read now ({error.strerror}). That is no damage: try again when it can be"
     )
 
 

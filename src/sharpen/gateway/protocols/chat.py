@@ -120,7 +120,11 @@ def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 
 def _form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form | None:
-    schema, strict = schema_of(given.get("response_format"))
+    asked = given.get("response_format", {})
+    if asked.get("type") == "json_schema" and asked.get("json_schema") is None and asked.get("schema") is None:
+        where = "response_format.json_schema"
+        raise ApiError(f"{where}: Field required", param=where)
+    schema, strict = schema_of(asked)
     choice = given.get("tool_choice", "auto") if tools else "auto"
     called: list[str] | None = [] if choice == "required" else None
     if isinstance(choice, dict) and choice["type"] == "function":
@@ -152,7 +156,8 @@ def _include_usage(given: Mapping[str, Any], stream: bool) -> bool:
         return False
     if not stream:
         raise ApiError("'stream_options' needs 'stream': true.", param="stream_options")
-    if (unknown := next((name for name in options if name not in StreamOptions.__annotations__), None)) is not None:
+    others = (name for name in given_fields(options) if name not in StreamOptions.__annotations__)
+    if (unknown := next(others, None)) is not None:
         raise ApiError(
             f"'stream_options' has {short_repr(unknown)}; it may have 'include_usage'.", param="stream_options"
         )

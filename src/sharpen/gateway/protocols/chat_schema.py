@@ -15,6 +15,8 @@ from sharpen.gateway.door import (
     CLOSED,
     OPEN,
     Items,
+    NoFields,
+    NoItems,
     SomeItems,
     StopStrings,
     Text,
@@ -157,7 +159,7 @@ class Function(TypedDict, total=False):
     """A function that the model may call. The chat template shows all its fields."""
 
     name: Required[str]
-    parameters: dict[str, Any] | None
+    parameters: dict[str, Any] | NoItems | None
     strict: Truth
 
 
@@ -228,11 +230,13 @@ class JsonSchema(TypedDict, total=False):
 
 
 @with_config(OPEN)
-class SchemaFormat(TypedDict):
-    """An answer in JSON that has a schema."""
+class SchemaFormat(TypedDict, total=False):
+    """An answer in JSON that has a schema, which some clients send as Responses has it: without `json_schema`."""
 
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
+    type: Required[Literal["json_schema"]]
+    json_schema: JsonSchema | None
+    schema: dict[str, Any] | None
+    strict: Truth
 
 
 @with_config(ConfigDict(**OPEN, json_schema_extra={"additionalProperties": False}))
@@ -248,7 +252,7 @@ class Shared(TypedDict, total=False):
 
     model: Text
     frequency_penalty: Penalty
-    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None
+    logit_bias: NoFields | None
     max_tokens: TokenCount
     metadata: Any
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None

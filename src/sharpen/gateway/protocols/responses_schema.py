@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NotRequired, Required
 from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
-from sharpen.gateway.door import CLOSED, OPEN, Items, Text, TokenCount, TopP, Truth, unsupported
+from sharpen.gateway.door import CLOSED, OPEN, Items, NoFields, NoItems, Text, TokenCount, TopP, Truth, unsupported
 from sharpen.gateway.protocols.chat_schema import MAX_TOP_LOGPROBS, Effort, PlainFormat
 
 ANSWER = "message of the assistant"
@@ -133,7 +133,7 @@ class FunctionTool(TypedDict, total=False):
     type: Required[Literal["function"]]
     name: Required[str]
     description: Text
-    parameters: dict[str, Any] | None
+    parameters: dict[str, Any] | NoItems | None
     strict: Truth
 
 
@@ -191,7 +191,7 @@ class NamedSchemaFormat(TypedDict, total=False):
 class TextOptions(TypedDict, total=False):
     """What the answer has to be."""
 
-    format: Annotated[PlainFormat | NamedSchemaFormat, Field(discriminator="type")] | None
+    format: Annotated[PlainFormat | NamedSchemaFormat, Field(discriminator="type")] | NoFields | None
 
 
 @with_config(OPEN)
