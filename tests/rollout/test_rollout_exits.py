@@ -11,7 +11,6 @@ import sys
 import textwrap
 from typing import Any
 
-import pytest
 from scripted_serving import MakeRunner, make_task
 
 from sharpen.monitor.stream import MAX_WRITTEN, lasting_output
@@ -52,8 +51,7 @@ def test_blocks_that_overlap_and_end_out_of_order_leave_nothing_behind() -> None
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    with pytest.raises(SystemExit, match=r"os\._exit\(3\)"):
-        os._exit(3)
+    assert os._exit is not real
     second.__exit__(None, None, None)
     assert os._exit is real
 
