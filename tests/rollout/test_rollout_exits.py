@@ -119,7 +119,8 @@ def test_what_such_threads_have_printed_is_shown() -> None:
         cli._end_anyway(3)
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=buffered)
     assert (ended.returncode, ended.stdout) == (3, "the last words")
 
 
