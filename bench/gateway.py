@@ -6,13 +6,13 @@ sockets, 64 rollouts at a time), both beyond the SDK alone; and `idle_kb`, the m
 
 Each rollout opens a session, asks two questions (a tool call, then an answer; tool schema in the prompt), and closes.
 The SDK alone is the same agent and SDK on a transport that answers from memory. All 1,000 wait at the same time:
-neither side answers before every rollout has asked. CPU time is of the whole process (`time.process_time`), client and
-server together. The garbage collector is set as a run sets it, on both sides: what was loaded before is frozen, and it
-looks for garbage less often.
+neither side answers before every rollout has asked. CPU time (`time.process_time`) is of client and server together;
+over sockets these are two processes, since agents that need HTTP are others than the run's. The garbage collector is
+set as a run sets it, on both sides: what was loaded before is frozen, and it looks for garbage less often.
 
 More than half of what HTTP adds is the client's own: the SDK's socket, which it pays with any server. `sdk on sockets`
-shows it: the same clients against a server that finds the end of a request and writes bytes that it has, in this
-process too. `http_server_cpu_ms` is what our server adds to that; it is reported, the target counts from the SDK alone.
+shows it: the same clients against a server that finds the end of a request and writes bytes that it has.
+`http_server_cpu_ms` is what our server adds to that; it is reported, the target counts from the SDK alone.
 
     python bench/gateway.py [--rollouts 1000] [--repeats 5] [--profile]
 """
@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import cProfile
 import gc
 import json
+import multiprocessing
 import pstats
 import re
 import resource
@@ -31,7 +33,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -240,10 +242,61 @@ def in_process(protocol: str, model: Any) -> Any:
     return model.anthropic_client if protocol == "messages" else model.client
 
 
+class Clients:
+    """The SDKs' clients in a process of their own."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, there = context.Pipe()
+        context.Process(target=run_clients, args=(there,), daemon=True).start()
+
+    async def run(self, *rollouts: Any) -> float:
+        """Run rollouts (see `over_sockets`). Returns CPU seconds."""
+        self._pipe.send(rollouts)
+        return float(await asyncio.to_thread(self._pipe.recv))
+
+
+def run_clients(pipe: Any) -> None:
+    """The clients' process: runs what is sent, until the pipe is closed."""
+    as_a_run_does()
+    with contextlib.suppress(EOFError):
+        while True:
+            rollouts = pipe.recv()
+            gc.collect()
+            began = time.process_time()
+            asyncio.run(over_sockets(*rollouts))
+            pipe.send(time.process_time() - began)
+
+
+async def over_sockets(protocol: str, url: str, keys: Sequence[str], questions: Sequence[str]) -> None:
+    """Run a rollout for each key, with an HTTP client for each connection: a common pool takes time quadratic in what
+    waits for it."""
+    http_clients: asyncio.Queue[Any] = asyncio.Queue()
+    for _ in range(HTTP_CONNECTIONS):
+        http_clients.put_nowait(httpx2.AsyncClient(timeout=None, trust_env=False, verify=False))
+
+    async def rollout(key: str, question: str) -> None:
+        http_client = await http_clients.get()
+        assert await AGENTS[protocol](client_of(protocol, http_client, url, key), question) == SAID[1]
+        http_clients.put_nowait(http_client)
+
+    await asyncio.gather(*(rollout(key, question) for key, question in zip(keys, questions, strict=True)))
+    while not http_clients.empty():
+        await http_clients.get_nowait().aclose()
+
+
+def as_a_run_does() -> None:
+    """Set the garbage collector as a run sets it."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
+
+
 class Bench:
     """A gateway on its serving thread, and the four ways to run the same rollouts in one protocol."""
 
-    def __init__(self, protocol: str, num_rollouts: int) -> None:
+    def __init__(self, protocol: str, num_rollouts: int, clients: Clients | None = None) -> None:
+        self._clients = clients or Clients()
         self.protocol, self.agent = protocol, AGENTS[protocol]
         texts = questions()
         self.questions = [texts[number // GROUP_SIZE] for number in range(num_rollouts)]
@@ -251,8 +304,7 @@ class Bench:
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.tokenizer = make_tokenizer(texts)
         self.bodies = self._bodies()
-        gc.freeze()
-        gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
+        as_a_run_does()
 
     def gateway(self, crowd: Crowd) -> Gateway:
         """A fresh gateway: nothing cached from the last repeat."""
@@ -283,22 +335,18 @@ class Bench:
 
         await asyncio.gather(*(rollout(question) for question in self.questions))
 
-    async def through_http(self) -> None:
-        """Over loopback HTTP."""
+    async def through_http(self) -> float:
+        """Over loopback HTTP. Returns the CPU seconds of the clients' process."""
         gateway = self.gateway(Crowd(1))
-
-        async def rollout(number: int, question: str, http_client: Any) -> None:
-            session = gateway.open(f"g/{number}", noise_seed=number)
-            model = session.model
-            client = client_of(self.protocol, http_client, model.base_url, model.api_key)
-            assert await self.agent(client, question) == SAID[1]
-            assert all(call.trainable for call in session.close())
-
-        await self._over_sockets(rollout)
+        sessions = [gateway.open(f"g/{number}", noise_seed=number) for number in range(len(self.questions))]
+        keys = [session.model.api_key for session in sessions]
+        seconds = await self._clients.run(self.protocol, sessions[0].model.base_url, keys, self.questions)
+        assert all(call.trainable for session in sessions for call in session.close())
         asyncio.run_coroutine_threadsafe(gateway.close(), self.loop).result()
+        return seconds
 
-    async def through_sockets(self) -> None:
-        """The SDK over loopback HTTP, with a server that does nothing else."""
+    async def through_sockets(self) -> float:
+        """The SDK over loopback HTTP, with a server that does nothing else. Returns what `through_http` does."""
         listening = self.loop.create_server(lambda: NullServer(self.bodies), "127.0.0.1", 0)
 
         async def listen() -> Any:
@@ -306,28 +354,9 @@ class Bench:
 
         server = asyncio.run_coroutine_threadsafe(listen(), self.loop).result()
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-
-        async def rollout(number: int, question: str, http_client: Any) -> None:
-            assert await self.agent(client_of(self.protocol, http_client, url, "k"), question) == SAID[1]
-
-        await self._over_sockets(rollout)
+        seconds = await self._clients.run(self.protocol, url, ["k"] * len(self.questions), self.questions)
         self.loop.call_soon_threadsafe(server.close)
-
-    async def _over_sockets(self, rollout: Callable[[int, str, Any], Awaitable[None]]) -> None:
-        """Run the rollouts with an HTTP client for each connection: a common pool takes time quadratic in what waits
-        for it."""
-        http_clients: asyncio.Queue[Any] = asyncio.Queue()
-        for _ in range(HTTP_CONNECTIONS):
-            http_clients.put_nowait(httpx2.AsyncClient(timeout=None, trust_env=False, verify=False))
-
-        async def with_client(number: int, question: str) -> None:
-            http_client = await http_clients.get()
-            await rollout(number, question, http_client)
-            http_clients.put_nowait(http_client)
-
-        await asyncio.gather(*(with_client(number, question) for number, question in enumerate(self.questions)))
-        while not http_clients.empty():
-            await http_clients.get_nowait().aclose()
+        return seconds
 
     def _bodies(self) -> list[bytes]:
         gateway = self.gateway(Crowd(1))
@@ -348,16 +377,16 @@ class Bench:
         return bodies
 
 
-def cpu_ms_per_call(run: Callable[[], Awaitable[None]], num_calls: int) -> float:
-    """CPU milliseconds of the whole process for each call."""
+def cpu_ms_per_call(run: Callable[[], Awaitable[float | None]], num_calls: int) -> float:
+    """CPU milliseconds for each call: of this process, and the seconds of another that `run` returns."""
 
-    async def main() -> None:
-        await run()
+    async def main() -> float:
+        return await run() or 0.0
 
     gc.collect()
     began = time.process_time()
-    asyncio.run(main())
-    return (time.process_time() - began) / num_calls * 1e3
+    elsewhere = asyncio.run(main())
+    return (time.process_time() - began + elsewhere) / num_calls * 1e3
 
 
 def profile(bench: Bench) -> None:
@@ -412,10 +441,13 @@ def main() -> int:
     if options.profile:
         profile(Bench(options.protocols[0], options.rollouts))
         return 0
+    clients = Clients()
     rows, measured = [], {}
-    ratios = {"idle_kb": idle_kb(Bench("chat", options.rollouts))}  # first: later memory is some that was freed
+    ratios = {
+        "idle_kb": idle_kb(Bench("chat", options.rollouts, clients))
+    }  # first: later memory is some that was freed
     for protocol in options.protocols:
-        bench = Bench(protocol, options.rollouts)
+        bench = Bench(protocol, options.rollouts, clients)
         times = measured[protocol] = measure(bench, options.repeats)
         for side, of_side in times.items():
             added = statistics.median(ms - base for ms, base in zip(of_side, times["sdk alone"], strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
+import logging
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.config.public import JudgeOutput, WorkflowOutput
+from sharpen.errors import DatasetError
 
 QUESTION = [{"role": "user", "content": "What is 2 + 2?"}]
 
@@ -59,7 +61,50 @@ def fill() -> None:
         kept.append(bytearray(1 << 24))
 
 
-DEEDS = {"leave": leave, "crash": crash, "kill": kill, "fill": fill}
+class _Unnamed(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise NothingLeft
+
+
+class NothingLeft(MemoryError, metaclass=_Unnamed):
+    """Cannot be described either, as where so little memory is left that reading the error takes more of it."""
+
+
+def use_up() -> None:
+    raise NothingLeft
+
+
+class OnlyHere(DatasetError):
+    """Can be read in the process that made it alone."""
+
+    def __reduce__(self) -> Any:
+        return only_in, (os.getpid(),)
+
+
+def only_in(process: int) -> OnlyHere:
+    if process != os.getpid():
+        raise RuntimeError("not in this process")
+    return OnlyHere("here")
+
+
+def hide_away() -> None:
+    raise OnlyHere("here")
+
+
+def log_line() -> None:
+    logging.getLogger("mine").warning("hello")
+
+
+DEEDS = {
+    "leave": leave,
+    "crash": crash,
+    "kill": kill,
+    "fill": fill,
+    "use up": use_up,
+    "hide": hide_away,
+    "log": log_line,
+}
 
 
 async def does(task: Any, model: Any) -> float:

@@ -103,6 +103,25 @@ def test_memory_is_bounded(rollouts: Rollouts) -> None:
     assert "MemoryError" in str(full.error) or "400 MB (rollout.memory_mb)" in str(full.error)
 
 
+def test_no_memory_to_say_so_costs_one_attempt(rollouts: Rollouts) -> None:
+    """Red when the worker sends the error that its own handler raised, which ended the run."""
+    full, after = run_deeds(rollouts, isolated_agents.does, ["use up", "nothing"], memory_mb=4000)
+    assert (full.outcome, after.outcome) == (Outcome.WORKFLOW_ERROR, Outcome.OK)
+    assert "4000 MB (rollout.memory_mb)" in str(full.error)
+
+
+def test_a_result_that_cannot_be_read_costs_one_attempt(rollouts: Rollouts) -> None:
+    strange, after = run_deeds(rollouts, isolated_agents.does, ["hide", "nothing"])
+    assert (strange.outcome, after.outcome) == (Outcome.WORKFLOW_ERROR, Outcome.OK)
+    assert "not in this process" in str(strange.error)
+
+
+def test_what_it_logs_is_logged_once_as_it_is(rollouts: Rollouts, caplog: pytest.LogCaptureFixture) -> None:
+    """Red with the format of `logging.basicConfig` in the worker: the run adds its own."""
+    run_deeds(rollouts, isolated_agents.does, ["log"])
+    assert [(one.name, one.getMessage()) for one in caplog.records if one.name == "mine"] == [("mine", "hello")]
+
+
 def test_code_that_swallows_its_cancellation_ends_with_what_it_forked(rollouts: Rollouts, tmp_path: Path) -> None:
     """Red when its process goes on to the next attempt. The time limit leaves it time to fork and to write its file."""
     files = [tmp_path / "first", tmp_path / "second"]

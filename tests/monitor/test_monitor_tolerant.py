@@ -104,6 +104,30 @@ def test_a_service_that_hangs_holds_neither_the_run_nor_its_end() -> None:
     service.held.set()  # its thread ends
 
 
+class Between(TolerantSink):
+    """Lets its thread finish all it has just before the last write is put."""
+
+    service: Service
+
+    def _put(self, write: Any, *rest: Any, **more: Any) -> None:
+        if write.what == "be closed" and self.service.held is not None:
+            self.service.held.set()
+            with self._changed:
+                self._changed.wait_for(lambda: self._idle)
+        super()._put(write, *rest, **more)
+
+
+def test_it_is_closed_even_if_its_thread_was_just_done() -> None:
+    """Red when the end is announced before it is put: the thread ended, and nobody closed the service."""
+    service = Service()
+    place = Between("W&B", service.open, lambda said: None, patience_s=0.01, close_s=60.0)
+    place.service = service
+    service.held = threading.Event()
+    log(place, 1)
+    place.close()
+    assert (service.taken, service.closed, place.missed) == ([1], True, 0)
+
+
 def test_a_service_that_ends_its_thread_is_a_failure_like_others() -> None:
     def leaves() -> Service:
         raise SystemExit(1)

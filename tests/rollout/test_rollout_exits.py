@@ -45,6 +45,17 @@ def test_os_exit_costs_one_attempt(make_runner: MakeRunner) -> None:
         assert "rollout.isolation: process" in str(rollout.error)
 
 
+def test_blocks_that_overlap_and_end_out_of_order_leave_nothing_behind() -> None:
+    """Red when each restores what it found: the second found the first's."""
+    real, first, second = os._exit, no_silent_exit(), no_silent_exit()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert os._exit is not real
+    second.__exit__(None, None, None)
+    assert os._exit is real
+
+
 def _status_of_a_child() -> int:
     """Fork a process that ends by `os._exit`, as those of multiprocessing do."""
     child = os.fork()
@@ -69,6 +80,48 @@ def test_a_rollout_that_writes_without_end_is_cut_off(make_runner: MakeRunner) -
     assert text.count("x") <= 2 * MAX_WRITTEN
     assert text.count("wrote more than 1,000,000 characters") == 2
     assert "rollout g/1 wrote more" in text
+
+
+def test_what_is_registered_for_the_end_is_not_cut_off() -> None:
+    """Red when the process ends though no thread is left: W&B's last upload was lost."""
+    program = """
+        import atexit, sys, threading, time
+        import sharpen.cli.main as cli
+
+        def upload():
+            (end,) = (one for one in threading.enumerate() if one.name == "sharpen-end")
+            go.set()
+            end.join()
+            print("uploaded")
+
+        class Slow:
+            sleep = staticmethod(lambda seconds: go.wait())
+
+        go = threading.Event()
+        cli.time = Slow
+        atexit.register(upload)
+        sys.argv = ["sharpen", "algorithms"]
+        sys.exit(cli.entry())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.endswith("uploaded\n")
+
+
+def test_what_such_threads_have_printed_is_shown() -> None:
+    program = """
+        import threading
+        import sharpen.cli.main as cli
+        threading.Thread(target=threading.Event().wait, name="poller").start()
+        print("the last words", end="")
+        cli.END_S = 0.0
+        cli._end_anyway(3)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=buffered)
+    assert (ended.returncode, ended.stdout) == (3, "the last words")
 
 
 def test_a_thread_that_is_left_running_does_not_keep_a_command_alive() -> None:

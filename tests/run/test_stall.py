@@ -72,6 +72,24 @@ def test_a_standstill_is_reported_once_with_who_waits_and_a_way_out(
     assert "in wait_for_a_tool" in stacks
 
 
+def test_the_stacks_hold_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sk-q8Zr71mCw0Vt9yLpXe3k")
+    file = tmp_path / "stalled.txt"
+    watch = StallWatch(3600.0, lambda: 0, file, "the run goes on")
+
+    async def wait_for_a_tool() -> None:
+        assert watch.look(time.monotonic() + 4000)
+
+    async def main() -> None:
+        await asyncio.create_task(wait_for_a_tool(), name="sk-q8Zr71mCw0Vt9yLpXe3k")
+
+    with contextlib.closing(watch):
+        asyncio.run(main())
+    stacks = file.read_text()
+    assert "wait_for_a_tool" in stacks
+    assert "sk-q8Zr71mCw0Vt9yLpXe3k" not in stacks
+
+
 def test_a_full_disk_does_not_keep_the_report_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     watch = StallWatch(3600.0, lambda: 0, tmp_path, "the run goes on")  # a folder: nothing can be written there
     with contextlib.closing(watch), caplog.at_level(logging.WARNING, "sharpen.run"):

@@ -381,10 +381,14 @@ def test_where_more_than_a_thousand_files_are_open(commands: Commands) -> None:
 
 
 def test_many_commands_are_no_matter_of_open_files() -> None:
-    """This process may have more of them open than it started with; commands may have as many as before."""
+    """This process may have more of them open than it started with; commands may have as many as it had before the
+    gateway, too, raised that."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(7)[1]))\n"
+        "from sharpen.config.gateway import GatewayConfig\n"
+        "from sharpen.gateway.http_protocol import raise_file_limit\n"
         "from sharpen.sandbox.commands import Commands, Request\n"
+        "raise_file_limit(GatewayConfig(max_connections=300))\n"
         "commands = Commands(lambda host: {})\n"
         "print(commands.run_sync(Request(arguments=['sh', '-c', 'ulimit -n'])).stdout.strip()); commands.remove()\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"

@@ -8,6 +8,7 @@ In: the command line. Out: an exit code: 0 the requested work was done, 1 it fai
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import sys
@@ -126,9 +127,14 @@ def entry() -> int:
 
 
 def _end_anyway(code: int) -> None:
-    """End the process, if it has not ended by itself after a while."""
+    """End the process, if such threads have not ended after a while. Without any, it is what was registered for the
+    end that takes its time, as a service's upload may."""
     time.sleep(END_S)
     names = [one.name for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    if not names:
+        return
+    with contextlib.suppress(OSError, ValueError):  # the reader has gone, or it was closed
+        sys.stdout.flush()
     _print_error(f"sharpen: ended without these threads, which the agent's code left running: {', '.join(names)}")
     os._exit(code)
 

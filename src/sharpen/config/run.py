@@ -428,7 +428,7 @@ class RunConfig(Strict):
     """Training stops after the step in which this time has passed."""
     stall_report_s: float | None = Field(default=600.0, gt=0.0)
     """Seconds without any finished call, rollout or step after which the run says, once, what waits where; it never
-    ends anything. None says nothing."""
+    ends anything. On Ray calls are not counted. None says nothing."""
     seed: int = Field(default=0, ge=0)
     """Seed of everything random in the run."""
     deterministic: bool = False

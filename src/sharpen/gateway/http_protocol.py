@@ -16,6 +16,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sharpen.config.gateway import GatewayConfig
+from sharpen.sandbox.local import files_at_first
 
 HEAD_TIMEOUT_S = 60.0
 """How long a request's headers may take to arrive, from the connection or their first byte on."""
@@ -31,6 +32,7 @@ _TOO_MANY = (
 def raise_file_limit(bounds: GatewayConfig) -> None:
     """Let this process open as many files as it needs for all connections (`ulimit -n`), up to what it may have itself
     (`ulimit -Hn`): systems start programs with 1,024."""
+    files_at_first()  # what commands of the agent keep
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * bounds.max_connections if hard == resource.RLIM_INFINITY else min(2 * bounds.max_connections, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

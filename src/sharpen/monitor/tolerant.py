@@ -118,9 +118,7 @@ class TolerantSink:
 
     def close(self) -> None:
         """Write what waits, and finish. What takes too long is given up."""
-        with self._changed:
-            self._closing = True
-        self._put(_Write("be closed", lambda sink: sink.close()), self._close_s)
+        self._put(_Write("be closed", lambda sink: sink.close()), self._close_s, last=True)
         with self._changed:
             self.missed += len(self._waiting)
             self._waiting.clear()
@@ -134,9 +132,10 @@ class TolerantSink:
             return f"{self._name} refused {self.refused} writes at first, and took them later"
         return ""
 
-    def _put(self, write: _Write, patience_s: float | None = None) -> None:
-        """Let a write wait its turn, and wait for it a moment."""
+    def _put(self, write: _Write, patience_s: float | None = None, *, last: bool = False) -> None:
+        """Let a write wait its turn, and wait for it a moment. After the `last` the thread ends."""
         with self._changed:
+            self._closing = self._closing or last
             self.asked += 1
             self._waiting.append(write)
             if len(self._waiting) > MAX_WAITING:

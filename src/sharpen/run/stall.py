@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sharpen.config.secrets import hide
+from sharpen.files import write_whole
 from sharpen.rollout.places import place_of_frame, place_of_task
 
 log = logging.getLogger("sharpen.run")
@@ -51,7 +53,7 @@ class StallWatch:
             return False
         self._reported = True
         try:
-            self._file.write_text(stacks(), encoding="utf-8")
+            write_whole(self._file, hide(stacks()))
             where = f"all stacks: {self._file}"
         except OSError as error:
             where = f"the stacks could not be written: {error}"

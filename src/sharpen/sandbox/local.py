@@ -150,14 +150,21 @@ def keep(
 
 
 @functools.cache
+def files_at_first() -> int:
+    """Return how many files this process could have open before Sharpen raised that. Whatever raises it asks first."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+@functools.cache
 def open_files() -> int:
     """Let this process have as many files open as it may: each running command needs five. Return how many it could
-    have before, which is what commands get."""
-    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    have at first, which is what commands get."""
+    at_first = files_at_first()
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(most, MAX_OPEN_FILES)
-    if before != resource.RLIM_INFINITY and before < enough:
+    if now != resource.RLIM_INFINITY and now < enough:
         resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
-    return before
+    return at_first
 
 
 @functools.cache

@@ -112,7 +112,7 @@ class Tutor:
                 history.add(len(calls), rendered[:at], message, prompt, ids_S, answer)
                 calls.append(_call(len(calls), prompt, ids_S, conversation, at))
         except (ApiError, ImageError) as error:
-            raise DatasetError(f"row {task.id}: {error}") from error
+            raise DatasetError(f"row {task.id}: {error}{_remedy(error)}") from error
         return tuple(calls)
 
     def _answer(
@@ -200,6 +200,11 @@ def _piece(ids: list[int], name: str, task: Task, number: int) -> Experience:
         advantages_T=mask_T.astype(np.float32),
         weights_T=np.zeros(len(ids), np.float32),
     )
+
+
+def _remedy(error: Exception) -> str:
+    unseen = isinstance(error, ApiError) and error.code == "image_not_supported"
+    return " Take the images out of the rows, or train a model that sees." if unseen else ""
 
 
 def _recorded(given: Mapping[str, Any], position: int, images: ImageReader) -> dict[str, Any]:

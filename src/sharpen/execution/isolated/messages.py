@@ -51,6 +51,8 @@ class Order:
 
 
 POLICY = ""
+OUT_OF_MEMORY = 213
+"""The exit code of a worker that finds no more memory, so that it can say nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The error that ends the run, or the worker's start."""
+    """The error that ends the worker's start, the run if it is bad input, or else the attempt alone."""
 
     error: Exception
 
@@ -112,6 +114,8 @@ class Channel:
         """Send a message. Raises `OSError` if the other process has ended, `ConfigError` if it cannot be pickled."""
         try:
             data = pickle.dumps(message)
+        except MemoryError:
+            raise
         except Exception as error:  # objects of the user's
             raise ConfigError(
                 f"{type(message).__name__.lower()} cannot be sent to another process (rollout.isolation): "

@@ -1,7 +1,8 @@
 """Runs attempts in worker processes of this machine: a crash, a hang or too much memory costs one attempt.
 
 In: `AttemptRequest`. Out: `Attempt`, with the calls that the gateway of this process recorded. One process makes one
-attempt at a time, so that it is known whose a crash is. Processes start when they are needed and stay: the next attempt
+attempt at a time, so that it is known whose a crash is (but for that of a thread which an earlier attempt of the same
+process has left). Processes start when they are needed and stay: the next attempt
 finds the user's modules imported. One whose attempt did not end by itself is ended, with all that came from it.
 
     runner ─► pool ─Order─► worker process: user loop, workflow, judge
@@ -21,7 +22,7 @@ from collections.abc import Mapping
 import cloudpickle
 
 from sharpen.config.run import RolloutConfig
-from sharpen.errors import RolloutError
+from sharpen.errors import ConfigError, DatasetError, EngineLostError, RolloutError, TokenCapError
 from sharpen.execution.isolated.messages import POLICY, Done, Failed, Logged, ModelCard, Order, Question, Ready, Start
 from sharpen.execution.isolated.models import answer_of, card_of
 from sharpen.execution.isolated.process import Died, WorkerProcess
@@ -31,6 +32,7 @@ from sharpen.rollout.attempt import UserFunctions
 from sharpen.rollout.ending import Ending
 from sharpen.rollout.in_process import Attempt, AttemptRequest, attempt_of, open_models
 from sharpen.rollout.models import Access, RolloutModels
+from sharpen.rollout.places import describe
 from sharpen.rollout.user_loop import Run
 from sharpen.types import Outcome
 
@@ -40,6 +42,8 @@ PER_CORE = 4
 """Processes for each core of this machine, unless the settings say how many."""
 UNENDED = frozenset({Outcome.TIMEOUT, Outcome.BLOCKED_LOOP, Outcome.CANCELLED})
 """Outcomes of attempts whose code may still run."""
+ENDS_RUN = (ConfigError, DatasetError, TokenCapError, EngineLostError)
+"""Errors of a worker that would be those of every attempt."""
 MAX_ONCE = 1000
 """Warnings that are remembered, since each process gives its own."""
 
@@ -133,10 +137,13 @@ class ProcessPool:
         finally:
             self._open.pop(number, None)
             models.end()
-        if isinstance(found, Failed):
+        if isinstance(found, Failed) and isinstance(found.error, ENDS_RUN):
             raise found.error
         if run.misuse is not None:
             ending = Ending(outcome=Outcome.WORKFLOW_ERROR, error=run.misuse)
+        elif isinstance(found, Failed):  # e.g. an error of ours for want of memory: what it did is not known
+            worker.end("its attempt could not be read")
+            ending = died_ending(f"gave no result that can be read: {describe(found.error)}")
         elif found is None:
             ending = held_ending(self._config.timeout_s)
         elif isinstance(found, Died):

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from sharpen.errors import SharpenError
 from sharpen.execution.isolated.messages import (
+    OUT_OF_MEMORY,
     Answer,
     Channel,
     Done,
@@ -143,7 +144,8 @@ class WorkerProcess:
 
     def _died(self, ended: Ended) -> Died:
         words = self._outputs[1].last_words
-        if ended.ended_by == "memory":
+        limited = self._memory_mb is not None
+        if ended.ended_by == "memory" or (limited and ended.exit_code == OUT_OF_MEMORY):
             return Died(f"used more than {self._memory_mb:g} MB (rollout.memory_mb)", words)
         if ended.ended_by:
             return Died(ended.ended_by, words)

@@ -20,6 +20,7 @@ from typing import Any
 from sharpen.compat.agentscope.console import silent_agents
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.execution.isolated.messages import (
+    OUT_OF_MEMORY,
     Answer,
     Channel,
     Done,
@@ -51,7 +52,8 @@ class Worker:
     def serve(self) -> None:
         """Work until the run closes the channel."""
         start: Start = self._channel.receive()
-        logging.basicConfig(handlers=[_SentLog(self)], level=logging.INFO)
+        logging.basicConfig(handlers=[_SentLog(self)], level=logging.INFO, format="%(message)s")  # the run has its own
+        threading.excepthook = _end_without_memory
         try:
             functions = start.code.load()
         except ConfigError as error:
@@ -86,20 +88,29 @@ class Worker:
             group_size=order.group_size,
         )
         try:
+            self._finish(await self._attempt(attempts, request))
+        except MemoryError:  # what would be said of it needs memory too
+            os._exit(OUT_OF_MEMORY)
+
+    async def _attempt(self, attempts: InProcess, request: AttemptRequest) -> Done | Failed:
+        try:
             attempt = await attempts.run(request)
-        except Exception as error:  # what would end the run in its own process ends it from here too
-            self._finish(Failed(sendable(error)))
-            return
+        except MemoryError:
+            raise
+        except Exception as error:  # the run decides what it ends
+            return Failed(sendable(error))
         refusal = None if attempt.ending.refusal is None else sendable(attempt.ending.refusal)
         assert isinstance(refusal, ConfigError | DatasetError | None)
         ending = dataclasses.replace(attempt.ending, refusal=refusal)
-        self._finish(Done(dataclasses.replace(attempt, ending=ending, calls=())))
+        return Done(dataclasses.replace(attempt, ending=ending, calls=()))
 
     def _finish(self, message: Done | Failed) -> None:
         try:
             self.send(message)
         except OSError:
             pass  # the run has ended
+        except MemoryError:
+            raise
         except Exception as error:  # what the user's code returned cannot be pickled
             ending = Ending(outcome=Outcome.WORKFLOW_ERROR, error=f"the result cannot be sent: {describe(error)}")
             self.send(Done(Attempt(ending=ending, counts={}, seconds=0.0)))
@@ -114,6 +125,13 @@ class Worker:
         if answer.error is not None:
             raise answer.error
         return answer.value
+
+
+def _end_without_memory(found: threading.ExceptHookArgs) -> None:
+    """End the process with a thread of it that found no more memory: the attempt may wait for that thread."""
+    if issubclass(found.exc_type, MemoryError):
+        os._exit(OUT_OF_MEMORY)
+    threading.__excepthook__(found)
 
 
 class _SentLog(logging.Handler):
