@@ -37,10 +37,10 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
     ),
     "rename and pointer": (
         Aim("trainer/checkpoint.py", "partial.rename(directory)"),
-        Aim("trainer/checkpoint.py", "shutil.rmtree(replaced, ignore_errors=True)"),
+        Aim("trainer/checkpoint.py", "_remove(replaced, ignore_errors=True)"),
         Aim("trainer/checkpoint.py", "partial.replace(root / name)"),
         Aim("run/steps.py", "self._point_to_best(recorded)"),
-        Aim("trainer/checkpoint.py", "shutil.rmtree(removed)"),
+        Aim("trainer/checkpoint.py", "_remove(removed)"),
     ),
     "commit": (
         Aim("experience/journal.py", "item.write(self._connection)"),
