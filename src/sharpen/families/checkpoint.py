@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from transformers.core_model_loading import revert_weight_conversion
 
 from sharpen.families.modules import has_towers, text_prefixes, trained_parameters
 
@@ -41,6 +42,12 @@ def write_checkpoint(directory: Path, module: Any, tensors: Mapping[str, torch.T
         _save(directory, module, tensors, dtype)
     keep_config = has_towers(module.config) and (source / _CONFIG).is_file()
     _write_config(source / _CONFIG if keep_config else directory / _CONFIG, directory, dtype)
+
+
+def published(module: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors under the names and in the shapes of the family's published checkpoints: experts one by one, where
+    transformers holds all of a layer in one tensor. `module` may be a skeleton."""
+    return revert_weight_conversion(module, dict(tensors))
 
 
 def _save(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:

@@ -62,18 +62,9 @@ HAS: Mapping[Part, frozenset[Piece]] = {
             Piece.CONVOLUTION,
         }
     ),
-    "vllm": frozenset(Piece) - {Piece.EXPERTS},
+    "vllm": frozenset(Piece),
 }
 """The pieces that each part has, for every family that needs them (a family's own limits are in its row)."""
-
-WHY: Mapping[tuple[Part, Piece], str] = {
-    ("vllm", Piece.EXPERTS): (
-        "vLLM 0.32 returns the experts of each token (enable_return_routed_experts) only from its model runner V2, "
-        "which needs Triton and so a GPU, where it is not tested here yet; without them the trainer could compute with "
-        "other experts. Use engine.type embedded"
-    ),
-}
-"""Why a part lacks a piece, for messages, where there is more to say."""
 
 NAMES: Mapping[Part, str] = {"engine": "embedded engine", "trainer": "trainer", "vllm": "vLLM engine"}
 """The names of the parts in messages."""

@@ -28,6 +28,7 @@ from sharpen.families.experts import has_experts
 from sharpen.types import RouteArray
 
 _ROUTER = re.compile(r"(Router|Gating|MoEV1Gate)$")
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOP_K = ("top_k", "num_experts_per_tok", "top_k_experts")
 
@@ -63,6 +64,12 @@ class Routing:
         self.shape = RouteShape(num_layers=len(found), top_k=top_k, num_experts=num_experts)
         self._replayed_NLK: torch.Tensor | None = None
         self._balance: Balance | None = None
+
+    @property
+    def layers(self) -> list[int]:
+        """The numbers of the model's layers that have a router, counted over all its layers."""
+        found = [_LAYER.search(router.name) for router in self._routers]
+        return [int(match[1]) for match in found if match is not None]
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharpen.errors import ModelError
-from sharpen.families.pieces import HAS, NAMES, WHY, Part, Piece, pieces_of
+from sharpen.families.pieces import HAS, NAMES, Part, Piece, pieces_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +144,7 @@ def missing_of(config: Any, part: Part) -> str:
         return "it is an encoder-decoder model, and only decoder-only ones are supported"
     family, missing = family_of(config), sorted(needs_of(config) - HAS[part])
     if missing:
-        why = "".join(f": {WHY[part, piece]}" for piece in missing if (part, piece) in WHY)
-        return f"it has {', '.join(missing)}, which the {NAMES[part]} does not support yet{why}"
+        return f"it has {', '.join(missing)}, which the {NAMES[part]} does not support yet"
     if part == "vllm" and not family.in_vllm:
         return "vLLM 0.32 does not serve this family; use engine.type embedded"
     return family.refused

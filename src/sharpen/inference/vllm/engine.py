@@ -15,6 +15,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -22,14 +23,17 @@ import numpy as np
 import torch
 
 from sharpen.config.trainer import LoraConfig
-from sharpen.errors import EngineError, EngineLostError, SamplingError
+from sharpen.errors import EngineError, EngineLostError, ModelError, SamplingError
+from sharpen.families.checkpoint import published
 from sharpen.families.pieces import text_config
+from sharpen.families.routing import routing_of
 from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.inference.families import end_token_ids
 from sharpen.inference.requests import check_request
 from sharpen.inference.stopping import find_stop
 from sharpen.inference.vllm.adapters import Adapter, Adapters, in_use, max_rank
 from sharpen.inference.vllm.loading import Loader
+from sharpen.inference.vllm.routes import Routes
 from sharpen.inference.vllm.start import MAX_TOP_LOGPROBS, make_folder, read_skeleton, start_llm
 from sharpen.inference.weights import match_weights
 from sharpen.token_masks import check_grammar, with_end
@@ -64,6 +68,8 @@ class VLLMEngine:
         self._decode_text = stop_decoder
         self._folder = folder
         self._loader = Loader(llm)
+        routing = routing_of(skeleton)
+        self._routes = None if routing is None else Routes(routing)
         self._adapters = None if lora is None else Adapters(folder, skeleton, lora, llm.model_config.dtype)
         self._adapter = None if self._adapters is None else self._adapters.zeros(version)
         self._end_ids = sorted(end_token_ids(skeleton))
@@ -124,11 +130,21 @@ class VLLMEngine:
             lora=lora,
         )
         try:
-            await llm.update_weight_version(str(version))
+            await engine._unless_dead(engine._prepare(model_path, version))
         except BaseException:
             await engine.close()
             raise
         return engine
+
+    async def _prepare(self, model_path: str, version: int) -> None:
+        """Prepare the workers (`inference.vllm.worker.WorkerExtension.sharpen_prepare`), and tell them the version."""
+        answers = await self._llm.collective_rpc("sharpen_prepare", args=(self._routes is not None,))
+        if failed := max(answers):
+            raise ModelError(
+                f"vLLM cannot return the experts of {model_path}, with which the trainer has to compute: {failed}; set "
+                "engine.type to embedded"
+            )
+        await self._llm.update_weight_version(str(version))
 
     @property
     def takes_adapters(self) -> bool:
@@ -234,7 +250,11 @@ class VLLMEngine:
             # Our own text is preferred: vLLM's begins within the prompt if that ends inside a character.
             own_text = find_stop(list(output.token_ids), request.sampling.stop, self._decode_text)
             text = output.text if own_text is None else own_text
-        return _generation(output, text, request.top_logprobs, None if adapter is None else adapter.version)
+        found = _generation(output, text, request.top_logprobs, None if adapter is None else adapter.version)
+        if self._routes is None:
+            return found
+        num_tokens = len(request.prompt_ids) + len(found.ids) - 1
+        return replace(found, routes_NLK=self._routes.read(output.routed_experts, num_tokens))
 
     async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load new weights (by Hugging Face parameter names); see `Engine.load`.
@@ -245,7 +265,7 @@ class VLLMEngine:
         `EngineLostError` if the transfer fails: the engine can then no longer be used.
         """
         self._check_open()
-        matched = match_weights(self._skeleton, tensors) if self._adapters is None else {}
+        matched = {} if self._adapters else published(self._skeleton, match_weights(self._skeleton, tensors))
         async with self._loading:
             self._check_open()
             adapter = None if self._adapters is None else self._adapters.write(version, tensors)

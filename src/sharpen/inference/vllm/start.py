@@ -34,6 +34,7 @@ FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
 
 _BLOCK_TOKENS = 128  # of the KV cache, on a CPU
 _STEP_TOKENS = 4096  # of one forward pass, on a CPU
+_SCHEDULER = "sharpen.inference.vllm.scheduler.ReturningScheduler"
 _ADAPTERS = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4}
 """At most `max_loras` policy versions have requests in one batch; requests of others wait."""
 _SOCKET_NAME, _MAX_SOCKET_PATH = 36, 107  # bytes: vLLM uses a UUID; Linux allows 108 with the final NUL
@@ -116,6 +117,7 @@ def start_llm(
             language_model_only=bool(pieces_of(config) & {Piece.VISION, Piece.AUDIO}),
             **({} if max_lora_rank is None else {**_ADAPTERS, "max_lora_rank": max_lora_rank}),
             **(_cpu_settings(config, max_model_len, max_slots) if on_cpu else {}),
+            **_experts_settings(config, on_cpu),
         )
 
 
@@ -142,6 +144,13 @@ def _cpu_settings(config: Any, max_model_len: int, max_slots: int) -> dict[str, 
         **({"enable_prefix_caching": False} if pieces_of(config) & {Piece.RECURRENT, Piece.CONVOLUTION} else {}),
         "max_num_batched_tokens": max(_STEP_TOKENS, max_model_len, max_slots),
     }
+
+
+def _experts_settings(config: Any, on_cpu: bool) -> dict[str, Any]:
+    """Return the settings with which vLLM returns the experts of every token. Its own needs Triton, and so a GPU."""
+    if Piece.EXPERTS not in pieces_of(config):
+        return {}
+    return {"scheduler_cls": _SCHEDULER} if on_cpu else {"enable_return_routed_experts": True}
 
 
 def _start(model_path: str, **arguments: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Code that runs in vLLM's worker processes: it loads new weights, and ends the processes with their owner.
+"""Code that runs in vLLM's worker processes: it loads new weights, prepares the model, and ends the processes with their
+owner.
 
 In: the place or layout of new weights, through vLLM's own weight-transfer protocol (start, update, finish), and the
 owner's process id in the environment. Out: the worker's model changed in place. vLLM imports this module in each worker
@@ -26,10 +27,13 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from sharpen.inference.vllm.broadcast import BroadcastGroup, Layout, in_thread, reason
+from sharpen.inference.vllm.experts import return_experts
 from sharpen.inference.vllm.start import BACKEND, FOLDER_VARIABLE, OWNER_VARIABLE
 from sharpen.inference.vllm.transfer import try_to_read, unpack
 from sharpen.inference.vllm.weights_file import map_file
@@ -90,6 +94,8 @@ class Transfer(WeightTransferEngine[NoInit, WeightsUpdate]):  # type: ignore[mis
         """Pack the layers again, in place."""
         finalize_layerwise_reload(self.model, self.model_config)
         pack_tied_layers(self.model)
+        if self.device.type == "cpu":
+            pack_experts(self.model)
 
     def shutdown(self) -> None:
         """Leave the trainer's group."""
@@ -109,12 +115,50 @@ def pack_tied_layers(model: Any) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
+def pack_experts(model: Any) -> None:
+    """Pack the weights of experts again: on a CPU vLLM 0.32 packs them when it starts, but not in an update, and would
+    compute with the new ones as if they were packed."""
+    for module in model.modules():
+        if isinstance(module, RoutedExperts):
+            module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)
+
+
+def flatten_heads(model: Any) -> None:
+    """Give rotary embeddings their queries and keys as (tokens, heads * size).
+
+    On a CPU vLLM 0.32 takes a query of shape (tokens, heads, size) for one of a single head, and turns most heads by
+    wrong positions or not at all; its LFM2 has such queries.
+    """
+    for module in model.modules():
+        if isinstance(module, RotaryEmbeddingBase):
+            module._forward_method = functools.partial(_turn_flat, module._forward_method)
+
+
+def _turn_flat(turn: Any, positions: Any, query: torch.Tensor, key: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    """Call `turn` with flat tensors, and return both in the shapes that they had."""
+    turned, turned_key = turn(positions, query.flatten(1), None if key is None else key.flatten(1), **kwargs)
+    return turned.view(query.shape), None if key is None else turned_key.view(key.shape)
+
+
 class WorkerExtension:
     """Methods added to a worker. Naming this class makes vLLM import this module."""
 
     device: torch.device
     rank: int
+    model_runner: Any
     weight_transfer_engine: Transfer
+
+    def sharpen_prepare(self, has_experts: bool) -> str:
+        """Mend what vLLM computes wrongly on a CPU, and let a mixture of experts return the experts of its tokens. To
+        be called before the first request. Return why that failed; empty if it did not."""
+        if self.device.type == "cpu":
+            flatten_heads(self.model_runner.model)
+        try:
+            if has_experts:
+                return_experts(self.model_runner)
+        except ValueError as error:  # no exception may reach vLLM: its core would stop working
+            return reason(error)
+        return ""
 
     def sharpen_try_to_read(self, packed: str) -> tuple[bool, str]:
         """See `inference.vllm.transfer.try_to_read`."""
