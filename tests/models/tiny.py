@@ -80,6 +80,13 @@ _GEMMA3N = {
     "laurel_rank": 4,
     "altup_num_inputs": 2,
 }
+_LLAMA4_EYES = {
+    **_EYES,
+    "image_size": 8,
+    "projector_input_dim": 16,
+    "projector_output_dim": 16,
+    "vision_output_dim": 16,
+}
 _PLAIN = (
     *("qwen2", "qwen3", "llama", "gemma", "smollm3", "olmo2", "phi3", "granite", "glm4"),
     *("hunyuan_v1_dense", "ernie4_5", "seed_oss", "apertus", "ministral3"),
@@ -103,6 +110,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "vision": _QWEN_EYES,
     },
     "gemma3n_text": _GEMMA3N,
+    "llama4": {"text": EXPERTS["llama4_text"], "vision": _LLAMA4_EYES},
     "gemma4": {
         "text": {**_GEMMA4, **_BOTH_MATTER, "use_bidirectional_attention": "vision"},
         "vision": {**_EYES, "head_dim": 8, "num_key_value_heads": 2},
@@ -136,7 +144,8 @@ def make_module(kind: str, seed: int = 0, **fields: Any) -> Any:
 
 def make_checkpoint(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """A checkpoint of this type, as transformers writes it."""
-    make_module(kind).to(dtype).save_pretrained(folder)
+    module = make_module(kind)
+    (module if dtype == torch.float32 else module.to(dtype)).save_pretrained(folder)  # Llama 4's angles are complex
     return folder
 
 

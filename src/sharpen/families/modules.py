@@ -97,7 +97,8 @@ def skeleton(config: Any, dtype: torch.dtype = torch.float32) -> Any:
 
 def decoder_of(module: Any) -> Any:
     """Return the text decoder: from token ids to the hidden states that the output layer reads."""
-    return module.get_decoder()
+    decoder = module.get_decoder()
+    return decoder.model if hasattr(decoder, "lm_head") else decoder  # Llama 4 says that it is the whole text model
 
 
 def text_prefixes(module: Any) -> tuple[str, ...]:

@@ -65,6 +65,7 @@ def _named(names: str) -> frozenset[Piece]:
 
 _NO_OUT_PROJ = "LoRA has no adapters on `out_proj` of its recurrent layers, which peft refuses"
 _NO_MLP = "LoRA has no adapters on `gate_proj`, `up_proj` and `down_proj`, which peft takes for those of the experts"
+_ALL_EXPERTS = "every token is computed by all experts, as transformers does it; those that were not chosen add nothing"
 _WHOLE_PATHS = "shared prompts are computed for each sequence anew in its Mamba 1 layers"
 
 FAMILIES: tuple[Family, ...] = (
@@ -120,7 +121,7 @@ FAMILIES: tuple[Family, ...] = (
     _row("Command R7B, Command A", "cohere2"),
     _row("Seed-OSS", "seed_oss"),
     _row("Apertus", "apertus"),
-    _row("Llama 4", "llama4", "llama4_text", needs="vision experts chunked"),
+    _row("Llama 4", "llama4", "llama4_text", needs="vision experts chunked", limits=(_ALL_EXPERTS,)),
 )
 """In the order of the documentation: by who publishes them."""
 

@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from sharpen.errors import ModelError
 from sharpen.families.balance import Balance
 from sharpen.families.checkpoint import write_checkpoint
+from sharpen.families.chunks import take_over_scales
 from sharpen.families.configuration import read_config
 from sharpen.families.experts import experts_of, round_experts
 from sharpen.families.marks import Shown, both_ways
@@ -120,6 +121,7 @@ class TrainedModel:
             self._varlen, attention = choose_varlen(module.config, compute_dtype, self.device)
         own_NV = self._own_logits()  # before any kernel is installed
         decoder_of(module).set_attn_implementation(NAME)
+        take_over_scales(module)
         for mixer in mixers_of(decoder_of(module)):
             replace_forward(mixer, "tree", through_tree)
         liger = use_liger(module, self.device)
