@@ -31,6 +31,7 @@ from sharpen.families.pieces import Piece
 from sharpen.families.recurrent import mixers_of, replace_forward
 from sharpen.families.routing import recording, routing_of, to_array
 from sharpen.families.sight import Sight, View, showing
+from sharpen.families.stand_ins import embed_all_tokens
 from sharpen.families.table import missing_images, needs_of, refuse_unsupported
 from sharpen.families.windows import short_windows
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
@@ -122,6 +123,7 @@ class TrainedModel:
         own_NV = self._own_logits()  # before any kernel is installed
         decoder_of(module).set_attn_implementation(NAME)
         take_over_scales(module)
+        embed_all_tokens(module, decoder_of(module))
         for mixer in mixers_of(decoder_of(module)):
             replace_forward(mixer, "tree", through_tree)
         liger = use_liger(module, self.device)
