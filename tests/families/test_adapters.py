@@ -11,8 +11,8 @@ from sharpen.families.modules import skeleton
 from sharpen.trainer.lora import AdaptedModel
 
 KINDS = ("qwen3", "falcon_h1", "jamba", "gemma3", "gemma3n", "qwen3_moe")
-"""Plain; a recurrent layer that peft refuses; one where adapters have no effect; towers; linear layers beside the blocks,
-of which some have the names of other things; routers and experts. `tests/models` has the others."""
+"""Plain; a recurrent layer that peft refuses; one where adapters have no effect; towers; linear layers beside the
+blocks, of which some have the names of other things; routers and experts. `tests/models` has the others."""
 
 
 @pytest.mark.parametrize("targets", [None, ("q_proj", "o_proj")])

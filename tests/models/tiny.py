@@ -159,7 +159,7 @@ def make_checkpoint(kind: str, folder: Path, dtype: torch.dtype = torch.float32)
 
 
 def _put_towers(module: Any, folder: Path) -> None:
-    """Add what a checkpoint has whose towers are kept as files alone: their tensors, and the configuration with them."""
+    """Add what a checkpoint has whose towers are kept as files: their tensors, and the configuration with them."""
     eye, ear = torch.randn(3, 4).bfloat16(), torch.randn(2, 5)
     towers = {"model.vision_tower.timm_model.conv_stem.weight": eye, "model.audio_tower.conformer.0.weight": ear}
     save_file(tensors_of(folder) | towers, folder / "model.safetensors", metadata={"format": "pt"})
