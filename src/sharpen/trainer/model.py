@@ -121,11 +121,7 @@ class TrainedModel:
         if varlen is None:
             self._varlen, attention = choose_varlen(module.config, compute_dtype, self.device)
         own_NV = self._own_logits()  # before any kernel is installed
-        decoder_of(module).set_attn_implementation(NAME)
-        take_over_scales(module)
-        embed_all_tokens(module, decoder_of(module))
-        for mixer in mixers_of(decoder_of(module)):
-            replace_forward(mixer, "tree", through_tree)
+        _compute_trees(module)
         liger = use_liger(module, self.device)
         if liger and (wrong := self._wrong_forward(own_NV)):
             take_out(module)
@@ -433,6 +429,16 @@ class TrainedModel:
             if with_kernel <= allowed
             else f"logprobs are off by {with_kernel:.3g} on average, without it by {rounded:.3g}"
         )
+
+
+def _compute_trees(module: Any) -> None:
+    """Let the text decoder of a model compute packed trees in place of sequences."""
+    decoder = decoder_of(module)
+    decoder.set_attn_implementation(NAME)
+    take_over_scales(module)
+    embed_all_tokens(module, decoder)
+    for mixer in mixers_of(decoder):
+        replace_forward(mixer, "tree", through_tree)
 
 
 def _is_rounded(layer: torch.nn.Module) -> bool:
