@@ -29,7 +29,9 @@ A checkpoint with towers (images, sound) is trained as a text model: its towers 
 for byte, with all else that transformers does not load. `images` says whether they are read in requests: by the
 checkpoint's own processor, with the embedded engine.
 
-`vLLM` says what Sharpen does not refuse with vLLM as the engine; whether vLLM serves the family is vLLM's to say.
+`vLLM` says what Sharpen does not refuse with vLLM as the engine, there or on a CPU ([what was compared with
+transformers](../use/vllm.md#models-with-towers-with-experts-and-hybrid-ones)); whether vLLM serves the family is vLLM's
+to say.
 """
 
 

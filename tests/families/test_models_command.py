@@ -38,7 +38,7 @@ def test_a_row_says_yes_only_if_nothing_is_missing(family) -> None:
     cells = row_of(family)
     for cell, part in ((cells[2], "engine"), (cells[3], "trainer"), (cells[6], "vllm")):
         missing = family.needs - HAS[part]
-        has_class = part != "vllm" or family.in_vllm
+        has_class = part != "vllm" or (family.in_vllm and not family.not_on_cpu)
         assert (cell == "yes") == (not missing and has_class)
         assert cell == "no" or all(piece in cell for piece in missing)
     assert (cells[5] == "yes") == family.images

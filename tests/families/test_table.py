@@ -1,5 +1,6 @@
 """The table of families: what is refused, by every part that could load a model, before a weight is read (TRAPS 30)."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -123,14 +124,12 @@ def test_trap_30_engines_and_trainer_refuse_them_by_the_configuration_alone(tmp_
         load(tmp_path)
 
 
-def test_vllm_refuses_experts_with_the_reason_and_towers_without_their_package(tmp_path):
+def test_vllm_refuses_towers_without_their_package(tmp_path):
     """torchvision is not installed here. Break: drop the check from `read_skeleton`."""
-    make_config("qwen3_moe").save_pretrained(tmp_path / "experts")
-    with pytest.raises(ModelError, match=r"qwen3_moe.*experts.*model runner V2.*Triton.*engine\.type embedded"):
-        read_skeleton(str(tmp_path / "experts"), 64)
-    make_config("gemma3").save_pretrained(tmp_path / "towers")
-    with pytest.raises(ModelError, match=r"gemma3.* has towers, .* torchvision, which is not installed"):
-        read_skeleton(str(tmp_path / "towers"), 64)
+    for kind in ("gemma3", "qwen3_5_text"):
+        make_config(kind).save_pretrained(tmp_path / kind)
+        with pytest.raises(ModelError, match=rf"{kind}.* has towers, .* torchvision, which is not installed"):
+            read_skeleton(str(tmp_path / kind), 64)
 
 
 def test_a_family_that_vllm_has_not_is_refused_before_it_starts(tmp_path):
@@ -146,6 +145,14 @@ def test_gated_delta_nets_behind_vllm_on_a_cpu_need_bfloat16():
         refuse_on_cpu(make_config("qwen3_5_text"), "m", "float32")
     refuse_on_cpu(make_config("qwen3_5_text"), "m", "bfloat16")
     refuse_on_cpu(make_config("lfm2"), "m", "float32")
+    refuse_on_cpu(make_config("granitemoehybrid"), "m", "float32")
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family.not_on_cpu], ids=lambda family: family.name)
+def test_families_that_vllms_build_for_cpus_cannot_serve_are_refused_there_with_the_reason(family):
+    """Break: drop the check from `refuse_on_cpu`."""
+    with pytest.raises(ModelError, match=rf"{family.name}.*on a CPU: .*{re.escape(family.not_on_cpu)}.*embedded"):
+        refuse_on_cpu(CONFIG_MAPPING[family.types[0]](), "m", "bfloat16")
 
 
 @pytest.mark.parametrize("kind", [kind for family in FAMILIES for kind in family.types])

@@ -47,7 +47,8 @@ def write_checkpoint(directory: Path, module: Any, tensors: Mapping[str, torch.T
 def published(module: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return tensors under the names and in the shapes of the family's published checkpoints: experts one by one, where
     transformers holds all of a layer in one tensor. `module` may be a skeleton."""
-    return revert_weight_conversion(module, dict(tensors))
+    named: dict[str, torch.Tensor] = revert_weight_conversion(module, dict(tensors))
+    return named
 
 
 def _save(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:

@@ -27,7 +27,7 @@ def row_of(family: Family) -> tuple[str, ...]:
     """Return a family's row of the table, by `COLUMNS`. What a checkpoint need not have is not held against its
     family: it says `partly` then."""
     parts = {part: _mark(family, part) for part in HAS}
-    limits = [*sorted(family.needs), *family.limits]
+    limits = [*sorted(family.needs), *_limits(family)]
     return (
         family.name,
         ", ".join(family.types),
@@ -45,7 +45,7 @@ def _mark(family: Family, part: Part) -> str:
     if missing & family.always or (part == "vllm" and not family.in_vllm):
         return NO
     if not missing:
-        return YES
+        return "not on a CPU" if part == "vllm" and family.not_on_cpu else YES
     return f"not with {_listed(missing)}"
 
 
@@ -61,8 +61,13 @@ def support_of(config: Any) -> dict[str, Any]:
         "missing": {**missing, "LoRA": missing["trainer"]},
         "images": _images(config) if needs & _TOWERS else "",
         "kernels_not_installed": missing_kernels(needs),
-        "limits": list(family.limits),
+        "limits": _limits(family),
     }
+
+
+def _limits(family: Family) -> list[str]:
+    on_cpu = [f"vLLM does not serve it on a CPU: {family.not_on_cpu}"] if family.not_on_cpu else []
+    return [*family.limits, *on_cpu]
 
 
 def _images(config: Any) -> str:

@@ -21,7 +21,8 @@ class Family:
 
     `needs`: all that a checkpoint of it can need; what one does need is read from its configuration, except `always`,
     which no configuration shows. `limits` are sentences for people. `images`: whether its images are read; the towers
-    of others are kept as they are. `in_vllm`: whether vLLM has a class for it, or serves it by transformers' own.
+    of others are kept as they are. `in_vllm`: whether vLLM has a class for it, or serves it by transformers' own;
+    `not_on_cpu`: why its build for CPUs does not serve it, or "".
     """
 
     name: str
@@ -31,6 +32,7 @@ class Family:
     limits: tuple[str, ...] = ()
     images: bool = False
     in_vllm: bool = True
+    not_on_cpu: str = ""
     listed: bool = True
 
 
@@ -42,6 +44,7 @@ def _row(
     limits: tuple[str, ...] = (),
     images: bool = False,
     in_vllm: bool = True,
+    not_on_cpu: str = "",
 ) -> Family:
     always_needed = _named(always)
     return Family(
@@ -52,6 +55,7 @@ def _row(
         limits=limits,
         images=images,
         in_vllm=in_vllm,
+        not_on_cpu=not_on_cpu,
     )
 
 
@@ -64,6 +68,8 @@ _NO_MLP = "LoRA has no adapters on `gate_proj`, `up_proj` and `down_proj`, which
 _FILES_ALONE = "its towers are never loaded, only kept as files"
 _ALL_EXPERTS = "every token is computed by all experts, as transformers does it; those that were not chosen add nothing"
 _WHOLE_PATHS = "shared prompts are computed for each sequence anew in its Mamba 1 layers"
+_TRITON = "its recurrent layers need Triton"
+_FAR = "logprobs of a tiny random checkpoint were far from transformers', for a reason that was not found"
 
 FAMILIES: tuple[Family, ...] = (
     _row("Qwen2, Qwen2.5", "qwen2"),
@@ -84,7 +90,7 @@ FAMILIES: tuple[Family, ...] = (
     _row("SmolLM3", "smollm3"),
     _row("OLMo 2", "olmo2"),
     _row("OLMo 3", "olmo3"),
-    _row("OLMo Hybrid", "olmo_hybrid", needs="recurrent"),
+    _row("OLMo Hybrid", "olmo_hybrid", needs="recurrent", not_on_cpu=_TRITON),
     _row("Phi-3, Phi-4", "phi3"),
     _row("Granite 3", "granite"),
     _row("Granite 4", "granitemoehybrid", needs="recurrent experts"),
@@ -96,15 +102,27 @@ FAMILIES: tuple[Family, ...] = (
     _row("Nemotron-H", "nemotron_h", needs="recurrent experts", limits=(_NO_OUT_PROJ,)),
     _row("Falcon-H1", "falcon_h1", needs="recurrent", limits=(_NO_OUT_PROJ,)),
     _row("Bamba", "bamba", needs="recurrent", in_vllm=False),
-    _row("Jamba", "jamba", needs="recurrent experts", limits=(_WHOLE_PATHS, "LoRA has no adapters on `dt_proj`")),
-    _row("Kimi Linear", "kimi_linear", needs="recurrent experts two_sizes"),
+    _row(
+        "Jamba",
+        "jamba",
+        needs="recurrent experts",
+        limits=(_WHOLE_PATHS, "LoRA has no adapters on `dt_proj`"),
+        not_on_cpu="its build for CPUs has no selective scan, which Mamba 1 layers need",
+    ),
+    _row("Kimi Linear", "kimi_linear", needs="recurrent experts two_sizes", not_on_cpu=_TRITON),
     _row("Qwen2-MoE", "qwen2_moe", needs="experts"),
     _row("Qwen3-MoE", "qwen3_moe", needs="experts"),
     _row("Qwen3.5-MoE", "qwen3_5_moe", "qwen3_5_moe_text", needs="recurrent experts vision", images=True),
-    _row("gpt-oss", "gpt_oss", needs="experts", always="sinks"),
+    _row(
+        "gpt-oss",
+        "gpt_oss",
+        needs="experts",
+        always="sinks",
+        not_on_cpu=_FAR,
+    ),
     _row("OLMoE", "olmoe", needs="experts"),
     _row("GLM-4-MoE", "glm4_moe", needs="experts", limits=(_NO_MLP,)),
-    _row("DeepSeek-V3", "deepseek_v3", needs="experts two_sizes", limits=(_NO_MLP,)),
+    _row("DeepSeek-V3", "deepseek_v3", needs="experts two_sizes", limits=(_NO_MLP,), not_on_cpu=_FAR),
     _row("Mixtral", "mixtral", needs="experts"),
     _row("Granite MoE", "granitemoe", needs="experts"),
     _row("LFM2-MoE", "lfm2_moe", needs="experts convolution"),

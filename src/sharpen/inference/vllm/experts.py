@@ -14,7 +14,46 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from vllm.distributed.aux_output_connector.connector import AuxRequestOutput
 from vllm.distributed.aux_output_connector.worker import get_aux_output_connector
+from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
+    RoutedExpertsCapturer,
+    bind_routed_experts_capturer,
+)
+
+
+@dataclasses.dataclass
+class _Computed:
+    """The experts of a step's tokens, by request."""
+
+    outputs: dict[str, AuxRequestOutput]
+
+    def enqueue_cpu_copy(self, num_sampled: Any, num_rejected: Any) -> None:
+        """Do nothing: they are on the CPU."""
+
+    def process_output(self) -> dict[str, AuxRequestOutput]:
+        return self.outputs
+
+
+class Uncached:
+    """What vLLM's connector does, without a prefix cache, which that one needs: all tokens of a request are computed,
+    so that nothing has to be kept."""
+
+    def __init__(self, runner: Any) -> None:
+        num_tokens = runner.vllm_config.scheduler_config.max_num_batched_tokens
+        self._capturer = RoutedExpertsCapturer(max_num_batched_tokens=num_tokens, vllm_config=runner.vllm_config)
+        bind_routed_experts_capturer(runner.model, self._capturer)
+
+    def begin_step(self, metadata: Any) -> None:
+        """Do nothing."""
+
+    def prepare_output(self, batch: Any) -> _Computed:
+        """Return the experts of the tokens that were computed."""
+        ends = batch.query_start_loc_np
+        dtype = self._capturer.output_dtype_name
+        rows = self._capturer.snapshot_routing_data(int(ends[-1])).numpy().astype(dtype)
+        each = zip(batch.req_ids, batch.num_computed_tokens_np, ends[:-1], ends[1:], strict=True)
+        return _Computed({name: AuxRequestOutput(int(first), rows[start:end]) for name, first, start, end in each})
 
 
 class Steps:
@@ -22,7 +61,11 @@ class Steps:
 
     def __init__(self, runner: Any) -> None:
         """Wrap the two methods that a step calls. Raises `ValueError` if a router of the model cannot be recorded."""
-        self.connector = get_aux_output_connector(runner.model, runner.vllm_config, runner.kv_cache_config)
+        self.connector: Any = (
+            get_aux_output_connector(runner.model, runner.vllm_config, runner.kv_cache_config)
+            if runner.vllm_config.cache_config.enable_prefix_caching
+            else Uncached(runner)
+        )
         self._runner = runner
         self._execute, self._sample = runner.execute_model, runner.sample_tokens
         runner.execute_model, runner.sample_tokens = self.execute_model, self.sample_tokens

@@ -19,7 +19,7 @@ import torch
 
 from sharpen.errors import EngineError, ModelError
 from sharpen.families.pieces import Piece, pieces_of, text_config
-from sharpen.families.table import refuse_unsupported
+from sharpen.families.table import family_of, refuse_unsupported
 from sharpen.inference.embedded.kv import default_budget_bytes
 from sharpen.inference.families import check_length
 
@@ -34,6 +34,8 @@ FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
 
 _BLOCK_TOKENS = 128  # of the KV cache, on a CPU
 _STEP_TOKENS = 4096  # of one forward pass, on a CPU
+_OF_TOWERS = frozenset({"qwen3_5_text", "qwen3_5_moe_text"})
+"""Text models whose classes vLLM has in one module with those that see."""
 _SCHEDULER = "sharpen.inference.vllm.scheduler.ReturningScheduler"
 _ADAPTERS = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4}
 """At most `max_loras` policy versions have requests in one batch; requests of others wait."""
@@ -58,10 +60,11 @@ def read_skeleton(model_path: str, max_model_len: int) -> Any:
 
     config = read_config(model_path)
     refuse_unsupported(config, model_path, "vllm")
-    if has_towers(config) and find_spec("torchvision") is None:
+    if (has_towers(config) or config.model_type in _OF_TOWERS) and find_spec("torchvision") is None:
         raise ModelError(
-            f"{model_path} (model type {config.model_type!r}) has towers, and vLLM's classes for such models import "
-            "torchvision, which is not installed: install the build that fits torch, or set engine.type to embedded"
+            f"{model_path} (model type {config.model_type!r}) has towers, or is of a family that has some, and vLLM's "
+            "classes for such models import torchvision, which is not installed: install the build that fits torch, or "
+            "set engine.type to embedded"
         )
     check_length(config, model_path, max_model_len)
     model = skeleton(config)
@@ -122,9 +125,15 @@ def start_llm(
 
 
 def refuse_on_cpu(config: Any, model_path: str, dtype: str) -> None:
-    """Raise `ModelError` for gated delta nets that would not be computed in bfloat16: vLLM's processes would die of the
-    first request."""
-    if dtype != "bfloat16" and "linear_attention" in (getattr(text_config(config), "layer_types", None) or ()):
+    """Raise `ModelError` for families that vLLM's build for CPUs cannot serve, and for gated delta nets that would not
+    be computed in bfloat16: vLLM's processes would die at the start or of the first request, or be wrong."""
+    family = family_of(config)
+    if family.not_on_cpu:
+        raise ModelError(
+            f"{model_path} ({family.name}, model type {config.model_type!r}): vLLM 0.32 does not serve this family on "
+            f"a CPU: {family.not_on_cpu}; set engine.type to embedded"
+        )
+    if dtype != "bfloat16" and hasattr(text_config(config), "linear_num_value_heads"):
         raise ModelError(
             f"{model_path} (model type {config.model_type!r}) has gated delta nets, which vLLM 0.32 computes on a CPU "
             f"only in bfloat16, not in {dtype}: set engine.dtype to bfloat16, or engine.type to embedded"

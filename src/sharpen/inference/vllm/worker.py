@@ -1,5 +1,5 @@
-"""Code that runs in vLLM's worker processes: it loads new weights, prepares the model, and ends the processes with their
-owner.
+"""Code that runs in vLLM's worker processes: it prepares the model, loads new weights, and ends the processes with
+their owner.
 
 In: the place or layout of new weights, through vLLM's own weight-transfer protocol (start, update, finish), and the
 owner's process id in the environment. Out: the worker's model changed in place. vLLM imports this module in each worker
