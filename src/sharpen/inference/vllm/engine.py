@@ -102,7 +102,7 @@ class VLLMEngine:
         zero at first. Raises `ModelError` for a model that cannot be served, `EngineError` if the processes do not
         start.
         """
-        skeleton = read_skeleton(model_path, max_model_len)
+        skeleton = read_skeleton(model_path, max_model_len, adapters=lora is not None)
         folder = make_folder(tempfile.gettempdir())
         try:
             llm = start_llm(

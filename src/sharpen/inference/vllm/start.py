@@ -51,8 +51,9 @@ _ENVIRONMENT = {
 """Environment variables of vLLM's processes, unless already set."""
 
 
-def read_skeleton(model_path: str, max_model_len: int) -> Any:
-    """Return the model on the meta device: its configuration, parameter names and shapes. Raises `ModelError`."""
+def read_skeleton(model_path: str, max_model_len: int, *, adapters: bool = False) -> Any:
+    """Return the model on the meta device: its configuration, parameter names and shapes. `adapters`: whether LoRA
+    adapters are to be served beside it. Raises `ModelError`."""
     from transformers import GenerationConfig
 
     from sharpen.families.configuration import read_config
@@ -65,6 +66,12 @@ def read_skeleton(model_path: str, max_model_len: int) -> Any:
             f"{model_path} (model type {config.model_type!r}) has towers, or is of a family that has some, and vLLM's "
             "classes for such models import torchvision, which is not installed: install the build that fits torch, or "
             "set engine.type to embedded"
+        )
+    if adapters and Piece.EXPERTS in pieces_of(config):
+        raise ModelError(
+            f"{model_path} (model type {config.model_type!r}) is a mixture of experts, and trainer.lora would have vLLM "
+            "compute it with adapters beside it: vLLM 0.32 needs Triton for that, and so a GPU, where it is not "
+            "tested here; set engine.type to embedded"
         )
     check_length(config, model_path, max_model_len)
     model = skeleton(config)
