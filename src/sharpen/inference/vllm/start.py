@@ -69,8 +69,8 @@ def read_skeleton(model_path: str, max_model_len: int, *, adapters: bool = False
         )
     if adapters and Piece.EXPERTS in pieces_of(config):
         raise ModelError(
-            f"{model_path} (model type {config.model_type!r}) is a mixture of experts, and trainer.lora would have vLLM "
-            "compute it with adapters beside it: vLLM 0.32 needs Triton for that, and so a GPU, where it is not "
+            f"{model_path} (model type {config.model_type!r}) is a mixture of experts, and trainer.lora would have "
+            "vLLM compute it with adapters beside it: vLLM 0.32 needs Triton for that, and so a GPU, where it is not "
             "tested here; set engine.type to embedded"
         )
     check_length(config, model_path, max_model_len)
