@@ -98,13 +98,15 @@ def _export_model(arguments: argparse.Namespace, run_dir: Path) -> int:
     from sharpen.record.model_export import chosen_model, to_gguf, to_hub
 
     model = chosen_model(run_dir)
-    place = arguments.to
+    place, left_out = arguments.to, ""
     if arguments.purpose == "gguf":
-        to_gguf(model, Path(place))
+        left_out = to_gguf(model, Path(place))
     else:
         place = to_hub(model, place)
     if arguments.json:
-        print_json({"model": str(model), "to": place})
+        print_json({"model": str(model), "to": place, "left_out": [left_out] if left_out else []})
     else:
         say(f"{model} is in {place}")
+        if left_out:
+            say(left_out)
     return 0
