@@ -68,7 +68,7 @@ def test_the_model_as_gguf(run, tmp_path, toy_model_dir, monkeypatch, capsys):
 
 @pytest.mark.parametrize("towers", [(), ("vision_config",), ("vision_config", "audio_config")])
 def test_a_gguf_says_which_towers_it_has_not(run, tmp_path, monkeypatch, capsys, towers):
-    """llama.cpp's converter leaves them out in silence. Red when `to_gguf` returns nothing."""
+    """llama.cpp's converter leaves them out in silence. Red when `_not_in_gguf` returns nothing."""
     (run / "global_step_3").mkdir()
     (run / "global_step_3" / "config.json").write_text(json.dumps({tower: {"depth": 1} for tower in towers}))
     converter = tmp_path / "convert_hf_to_gguf.py"

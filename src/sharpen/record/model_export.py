@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharpen.errors import ConfigError
-from sharpen.families.pieces import towers_in
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -44,9 +43,8 @@ def chosen_model(run_dir: Path) -> Path:
     return place
 
 
-def to_gguf(model: Path, path: Path, converter: str | None = None) -> str:
-    """Convert a model, and return what of it the file has not, as a sentence, or "". Raises `ConfigError` if the
-    converter of llama.cpp is not there, or fails."""
+def to_gguf(model: Path, path: Path, converter: str | None = None) -> None:
+    """Convert a model. Raises `ConfigError` if llama.cpp's converter is not there, or fails."""
     converter = converter or shutil.which(CONVERTER)
     if converter is None:
         raise ConfigError(
@@ -60,11 +58,6 @@ def to_gguf(model: Path, path: Path, converter: str | None = None) -> str:
     if done.returncode != 0 or not path.exists():
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ConfigError(f"{converter} could not convert {model}: {reason}")
-    towers = " and ".join(towers_in(model))
-    return towers and (
-        f"the model has {towers}, which is not in the file: llama.cpp reads towers from a second one, which "
-        f"{CONVERTER} --mmproj {model} makes of those that it knows"
-    )
 
 
 def to_hub(model: Path, name: str, api: HfApi | None = None) -> str:
