@@ -155,5 +155,5 @@ def own_logprobs(
         **{kinds: (ids == eyes.image_token_id).int()[None]},
         **{name: _joined([one[name] for one in features]) for name in (features[0] if features else ())},
     ).logits[0]
-    at = torch.tensor(list(targets))
+    at = torch.tensor(list(targets), dtype=torch.long)
     return logits.log_softmax(-1)[at - 1, ids[at]]
