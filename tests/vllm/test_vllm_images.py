@@ -144,8 +144,8 @@ def test_images_that_are_not_where_the_ids_say_are_refused(served: Served, qwen:
 
 
 def test_new_weights_with_the_tower(served: Served, qwen: Seeing) -> None:
-    """What the tower saw with its old weights is not kept, and a request in flight is shown its image again. Comes last:
-    the weights are others then."""
+    """What the tower saw with its old weights is not kept, and a request in flight is shown its image again. Comes
+    last: the weights are others then."""
     old = copy.deepcopy(qwen.own)
     asked = [qwen.asks("IMAGE IMAGE?", draw(1, 64, 16), draw(2)), qwen.asks("no image")]
     qwen.check(asked, served.generate(*asked))
