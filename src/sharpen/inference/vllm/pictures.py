@@ -19,9 +19,6 @@ from sharpen.inference.engine import GenerateRequest
 from sharpen.inference.requests import check_pictures
 from sharpen.types import Picture, PictureSpan
 
-MAX_IMAGES = 100
-"""The most images of a prompt that the gateway takes."""
-
 
 class VLLMPictures:
     """How the model of one vLLM is shown images, or why it is not."""
@@ -45,7 +42,7 @@ class VLLMPictures:
         if self._eyes is None:
             return {"language_model_only": bool(pieces_of(self._config) & {Piece.VISION, Piece.AUDIO})}
         return {
-            "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0},
+            "limit_mm_per_prompt": {"video": 0},
             "mm_device_do_normalize": False,
             "mm_processor_cache_gb": 0,
             "skip_mm_profiling": True,

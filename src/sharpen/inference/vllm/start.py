@@ -161,6 +161,7 @@ def _start(model_path: str, **arguments: Any) -> Any:
             AsyncEngineArgs(
                 **arguments,
                 trust_remote_code=False,
+                config_format="hf",  # never Mistral's own, whose weights have other names
                 worker_extension_cls="sharpen.inference.vllm.worker.WorkerExtension",
                 weight_transfer_config={"backend": BACKEND},
                 structured_outputs_config={"backend": "guidance"},  # llguidance, which the trainer's masks are of
