@@ -20,9 +20,8 @@ from sharpen.execution.engine_choice import installed_builds
 
 HERE = Path(__file__).parent
 os.environ.update(RAY_worker_register_timeout_seconds="600", RAY_worker_niceness="0")  # as tests/on_ray has them
-if (
-    installed_builds() and find_spec("torchvision") is None
-):  # before transformers looks for it; also for vLLM's processes
+if installed_builds() and find_spec("torchvision") is None:
+    # Its stand-in, also for vLLM's processes, before transformers looks for it.
     sys.path.append(str(HERE / "without_pictures"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), sys.path[-1]]))
 collect_ignore = [] if installed_builds() else [path.name for path in HERE.glob("test_*.py")]
