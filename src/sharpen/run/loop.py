@@ -55,7 +55,7 @@ class Loop:
     total_steps: int
     progress: Progress
     process_seconds: Callable[[], float]
-    times: list[dict[str, float]] = field(default_factory=list)
+    times: dict[str, float] = field(default_factory=dict)
     checkpoints: Checkpoints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Loop:
                 self._save_and_evaluate()
                 more = self.progress.step < self.total_steps and not limit.is_up(self.progress.step)
             self.source.close()
-            if shares := spent.shares(self.times):
+            if shares := spent.shares([self.times]):
                 self.display.message(f"time of all steps: {spent.line(shares)}")
             self._finish()
 
@@ -119,7 +119,7 @@ class Loop:
             progress.step, progress.version, metrics, outcome.trained, outcome.delivered, outcome.entropies
         )
         self.progress = progress
-        self.times.append({name: value for name, value in metrics.items() if name.startswith("time/")})
+        self.times = spent.plus(self.times, metrics)
         self.display.step(
             StepReport(
                 step=progress.step,
