@@ -50,16 +50,16 @@ class MallocInfo(ctypes.Structure):
     """What glibc's `mallinfo2` tells of its arenas, in bytes."""
 
     _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What a process holds after so many rollouts. `memory_mb` is resident; `in_use_mb` what was asked of malloc and not
-    given back (the rest of its memory is the allocator's), `blocks` the small ones of Python's own allocator, which is
-    another; `objects` are those that Python's collector knows."""
+    """What a process holds after so many rollouts. `memory_mb` is resident; `in_use_mb` is what was asked of malloc and
+    not given back (the rest of its memory is the allocator's); `blocks` are those of Python's allocator for small ones,
+    which is another; `objects` are those that Python's collector knows."""
 
     rollouts: int
     memory_mb: float

@@ -37,6 +37,7 @@ from sharpen.run.exam import Exam
 from sharpen.run.progress import Measurement, Progress
 from sharpen.run.source import Source, StepOutcome
 from sharpen.run.steps import Checkpoints, StepPosition, TimeLimit
+from sharpen.run.transcripts import Transcripts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class Loop:
     serving: Serving | None
     exam: Exam
     journal: Journal
+    transcripts: Transcripts
     monitor: Monitor
     display: Display
     run_dir: Path
@@ -188,6 +190,7 @@ class Loop:
         self.checkpoints.save(self._position())
         if (keep := self.config.journal.keep_steps) is not None:  # a run that goes on does so from this checkpoint
             self.journal.trim(self.progress.step - keep)
+            self.transcripts.trim(self.progress.step - keep)
 
     def _position(self) -> StepPosition:
         """Return how far the run is, with the tokens of auxiliary models up to now."""
