@@ -40,7 +40,7 @@ def write_whole(
 
 
 def _replace(path: Path, content: bytes, flush: Callable[[int], None] | None) -> None:
-    partial = _partial_of(path)
+    partial = partial_of(path)
     try:
         with partial.open("xb") as file:
             with contextlib.suppress(OSError):  # a new file, or a file system without modes
@@ -65,7 +65,7 @@ def check_writable(path: Path) -> None:
     if path.exists() and not path.is_file():
         with path.open("ab"):
             return
-    partial = _partial_of(path)
+    partial = partial_of(path)
     try:
         partial.touch()
     except OSError as error:
@@ -153,7 +153,7 @@ def _descriptor_of(path: Path) -> int | None:
     return int(path.name) if is_number and path.parent in (Path("/dev/fd"), Path("/proc/self/fd")) else None
 
 
-def _partial_of(path: Path) -> Path:
-    """Return the name beside a file under which it is written; no other writer has the same."""
+def partial_of(path: Path) -> Path:
+    """Return a name beside a file under which it is written first; no other writer has the same."""
     path = path.resolve()
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_PARTIAL}")

@@ -27,7 +27,7 @@ def row_of(family: Family) -> tuple[str, ...]:
     """Return a family's row of the table, by `COLUMNS`. What a checkpoint need not have is not held against its
     family: it says `partly` then."""
     parts = {part: _mark(family, part) for part in HAS}
-    limits = [*sorted(family.needs), *family.limits, *filter(None, [family.refused])]
+    limits = [*sorted(family.needs), *family.limits]
     return (
         family.name,
         ", ".join(family.types),
@@ -42,7 +42,7 @@ def row_of(family: Family) -> tuple[str, ...]:
 
 def _mark(family: Family, part: Part) -> str:
     missing = family.needs - HAS[part]
-    if family.refused or missing & family.always or (part == "vllm" and not family.in_vllm):
+    if missing & family.always or (part == "vllm" and not family.in_vllm):
         return NO
     if not missing:
         return YES
