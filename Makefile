@@ -136,7 +136,7 @@ test-as-it-is: .venv-agentscope1/installed
 	PYTHONPATH=tests/sessions .venv-agentscope1/bin/python -m pytest -p all_or_nothing --all-of tests/as_it_is -m as_it_is tests/as_it_is
 
 # The exchange in a real PostgreSQL, Debian's package, on a socket in a temporary folder: what a folder passes, and more.
-POSTGRES_TESTS = tests/postgres tests/exchange tests/end_to_end/test_two_processes.py
+POSTGRES_TESTS = tests/postgres tests/exchange tests/end_to_end/test_two_processes.py tests/serve/test_serve_replicas.py
 test-postgres: .venv/installed
 	command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { apt-get update --quiet --quiet; apt-get install --quiet --yes --no-install-recommends postgresql; }
 	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/postgres -m postgres $(POSTGRES_TESTS)

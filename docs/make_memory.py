@@ -15,11 +15,11 @@ from typing import Any
 from transformers import PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from sharpen.config.load import resolve
-from sharpen.plan.case import Case, read_models
+from sharpen.plan.case import Case, Models, read_models
 from sharpen.plan.hardware import GIB, Hardware
 from sharpen.plan.predict import plan
 from sharpen.plan.workload import expected
-from sharpen.recipe import recipe_of
+from sharpen.recipe import TrainingRecipe, recipe_of
 
 PAGE = Path(__file__).parent / "use" / "memory.md"
 GPUS_GB = (16, 24, 48, 80, 141)
@@ -67,21 +67,22 @@ def configs() -> Iterator[tuple[str, PretrainedConfig]]:
     yield from CONFIGS.items()
 
 
-def cells(config: PretrainedConfig, trainer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield, for each GPU, the GiB that a run takes there, or a dash where it does not fit: 8 tasks x 8 rollouts a
-    step, without a KL term, at most 4,096 tokens a sequence. What is held at once in the engine and in the output layer
-    goes by the GPU's size."""
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        settings = {
-            "model": {"model_path": folder, "max_model_len": 4096, "max_tokens": 2048},
-            "train_dataset": {"path": "tasks.jsonl"},
-            "algorithm": {"algorithm_type": "grpo", "group_size": 8, "batch_size": 8},
-            "loss": {"kl": "none"},
-            "trainer": {"gradient_checkpointing": True, "max_tokens_per_micro_batch": 4096, **trainer},
-        }
-        recipe = recipe_of(resolve(None, settings).config)
-        models, workload = read_models(recipe), expected(recipe.config)
+def recipe_for(folder: str, trainer: Mapping[str, Any]) -> TrainingRecipe:
+    """Return the run of a row: 8 tasks x 8 rollouts a step, without a KL term, at most 4,096 tokens a sequence."""
+    settings = {
+        "model": {"model_path": folder, "max_model_len": 4096, "max_tokens": 2048},
+        "train_dataset": {"path": "tasks.jsonl"},
+        "algorithm": {"algorithm_type": "grpo", "group_size": 8, "batch_size": 8},
+        "loss": {"kl": "none"},
+        "trainer": {"gradient_checkpointing": True, "max_tokens_per_micro_batch": 4096, **trainer},
+    }
+    return recipe_of(resolve(None, settings).config)
+
+
+def cells(recipe: TrainingRecipe, models: Models) -> Iterator[str]:
+    """Yield, for each GPU, the GiB that a run takes there, or a dash where it does not fit. What is held at once in the
+    engine and in the output layer goes by the GPU's size."""
+    workload = expected(recipe.config)
     for size in GPUS_GB:
         gpu = Hardware(name="a GPU", kind="cuda", count=1, memory_bytes=size * 10**9)
         case = Case(recipe=recipe, models=models, hardware=gpu, workload=workload, engine="embedded")
@@ -94,8 +95,12 @@ def lines() -> Iterator[str]:
     yield "| model | trained | " + " | ".join(f"{size} GB" for size in GPUS_GB) + " |"
     yield "|---" * (2 + len(GPUS_GB)) + "|"
     for name, config in configs():
-        for way, trainer in WAYS.items():
-            row = list(cells(config, trainer))
+        with tempfile.TemporaryDirectory() as folder:
+            config.save_pretrained(folder)
+            recipes = {way: recipe_for(folder, trainer) for way, trainer in WAYS.items()}
+            models = read_models(recipes["all weights, AdamW"])  # once: a pass is traced once for each object
+        for way, recipe in recipes.items():
+            row = list(cells(recipe, models))
             if any(cell != "–" for cell in row):
                 yield f"| {name} | {way} | " + " | ".join(row) + " |"
 

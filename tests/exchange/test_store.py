@@ -1,11 +1,13 @@
 """Where explorer and trainer leave things: the same promises of a folder and of a real PostgreSQL server."""
 
+import os
 import threading
+import time
 
 import pytest
 
 from sharpen.errors import ConfigError, JournalError
-from sharpen.exchange.store import Batches, FolderStore, open_store
+from sharpen.exchange.store import LEFT_S, Batches, FolderStore, open_store
 
 
 def test_contents_are_kept_by_name(store):
@@ -44,6 +46,31 @@ def test_batches_are_kept_by_number(store):
     batches.remove(1)
     batches.remove(7)
     assert batches.numbers() == [2, 1_000_000]
+
+
+def test_of_several_that_store_the_same_batch_one_does(address, store, tmp_path):
+    """Red when `put_new` looks first and stores then, and when each stores."""
+    begin, stored = threading.Barrier(4), []
+
+    def put(content: bytes) -> None:
+        own = open_store(address, tmp_path, f"P/{tmp_path}")
+        for number in range(1, 11):
+            begin.wait(60)
+            if Batches(own).put_new(number, content):
+                stored.append((number, content))
+        own.close()
+
+    contents = [bytes([letter]) * 20_000_000 for letter in b"ab"] + [b"c", b""]
+    threads = [threading.Thread(target=put, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(number for number, _ in stored) == [*range(1, 11)]
+    assert all(Batches(store).get(number) == content for number, content in stored)
+    assert not Batches(store).put_new(1, b"late")
+    Batches(store).remove(1)
+    assert Batches(store).put_new(1, b"again")
 
 
 def test_another_process_sees_a_content_whole_or_not_at_all(address, store, tmp_path):
@@ -95,15 +122,19 @@ def test_an_address_that_is_none_is_bad_input(address, tmp_path):
 
 def test_what_a_killed_process_left_is_removed(tmp_path):
     """Red before: as large as a model each, until the disk was full."""
-    store = FolderStore(tmp_path)
+    store, long_ago = FolderStore(tmp_path), time.time() - 2 * LEFT_S
     left = tmp_path / "weights" / ".ab12-3.safetensors.4711-0123abcd.partial"
     other = tmp_path / "batches" / ".000001.batch.4711-0123abcd.partial"
     for path in (left, other):
         path.parent.mkdir()
         path.write_bytes(b"half")
+        os.utime(path, (long_ago, long_ago))
+    used = left.with_name(".ab12-4.safetensors.4712-0123abcd.partial")
+    used.write_bytes(b"hal")
     store.put("weights/b", b"whole")
     assert not left.exists()
-    assert other.exists(), "another process puts contents there"
+    assert used.exists(), "another process is writing it"
+    assert other.exists(), "nothing was put there yet"
     store.put("batches/1", b"whole")
     assert not other.exists()
 

@@ -31,6 +31,7 @@ def endpoint_server() -> Iterator[FakeEndpoint]:
 def endpoint(endpoint_server: FakeEndpoint) -> FakeEndpoint:
     """The module's server, as new."""
     endpoint_server.bodies.clear()
+    endpoint_server.headers.clear()
     endpoint_server.keys.clear()
     endpoint_server.others.clear()
     endpoint_server.answer = lambda body: completion()

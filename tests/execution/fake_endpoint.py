@@ -56,12 +56,13 @@ def _event(fields: dict[str, Any]) -> str:
 
 
 class FakeEndpoint:
-    """`answer` is called with each request's body, on a thread of its own; `bodies` and `keys` keep what came, `others`
-    the URLs and keys of requests to any other path."""
+    """`answer` is called with each request's body, on a thread of its own; `bodies`, `headers` and `keys` keep what
+    came, `others` the URLs and keys of requests to any other path."""
 
     def __init__(self) -> None:
         self.answer: Answer = lambda body: completion()
         self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self.keys: list[str] = []
         self.others: list[tuple[str, str]] = []
         chat = [Route(f"{base}/chat/completions", self._chat, methods=["POST"]) for base in ("/v1", "")]
@@ -84,6 +85,7 @@ class FakeEndpoint:
     async def _chat(self, request: Request) -> Response:
         body = await request.json()
         self.bodies.append(body)
+        self.headers.append(dict(request.headers))
         self.keys.append(request.headers["authorization"].removeprefix("Bearer "))
         return await run_in_threadpool(self.answer, body)
 

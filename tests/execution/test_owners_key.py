@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +12,7 @@ import httpx
 import openai
 import pytest
 from fake_endpoint import FakeEndpoint
+from raw_http import raw
 from starlette.responses import RedirectResponse
 
 from sharpen.execution.auxiliary.remote import RemoteModel
@@ -41,23 +41,9 @@ def judge(
     return models.open("g/0", 1).auxiliary_models["judge"]
 
 
-def raw(judge: Any, target: str, *headers: str) -> bytes:
+def post(judge: Any, target: str, *headers: str) -> bytes:
     """Send a request to the loopback server as these very bytes, and return the answer."""
-    address = urlsplit(judge.base_url)
-    body = json.dumps(ASK)
-    lines = [
-        f"POST {target} HTTP/1.1",
-        *(headers or [f"Host: {address.netloc}"]),
-        f"Authorization: Bearer {judge.api_key}",
-        f"Content-Length: {len(body)}",
-        "Connection: close",
-    ]
-    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
-        connection.sendall("\r\n".join([*lines, "", body]).encode())
-        answer = b""
-        while part := connection.recv(65536):
-            answer += part
-    return answer
+    return raw(judge.base_url, target, *headers, key=judge.api_key, body=ASK)
 
 
 TARGETS: list[Callable[[str], str]] = [
@@ -87,7 +73,7 @@ def test_over_the_loopback_the_key_goes_to_listed_routes_alone(
     endpoint: FakeEndpoint, evil: FakeEndpoint, judge: Any, number: int
 ) -> None:
     target = TARGETS[number](urlsplit(evil.url).netloc)
-    answer = raw(judge, target)
+    answer = post(judge, target)
     assert answer.split()[1] in (b"400", b"404")
     assert KEY.encode() not in answer
     assert [*evil.keys, *evil.others, *endpoint.keys, *endpoint.others] == []
@@ -98,7 +84,7 @@ def test_no_header_leads_elsewhere(endpoint: FakeEndpoint, evil: FakeEndpoint, j
     """It is answered by the owner's endpoint, or not at all."""
     own = f"Host: {urlsplit(judge.base_url).netloc}"
     line = header.format(urlsplit(evil.url).netloc)
-    raw(judge, "/v1/chat/completions", *([line] if line.startswith("Host") else [own, line]))
+    post(judge, "/v1/chat/completions", *([line] if line.startswith("Host") else [own, line]))
     assert [*evil.keys, *evil.others] == []
     assert endpoint.keys in ([KEY], [])
 
@@ -110,7 +96,7 @@ def redirected(location: str) -> Callable[[dict[str, Any]], Any]:
 def test_a_redirect_is_not_followed_to_another_host(endpoint: FakeEndpoint, evil: FakeEndpoint, judge: Any) -> None:
     """Neither by the loopback server, nor by the SDK's own clients, which follow redirects."""
     endpoint.answer = redirected(f"{evil.url}/chat/completions")
-    assert raw(judge, "/v1/chat/completions").split()[1] == b"307"
+    assert post(judge, "/v1/chat/completions").split()[1] == b"307"
     with pytest.raises(openai.PermissionDeniedError):
         judge.sync_client.chat.completions.create(**ASK)
     endpoint.answer = redirected("/steal")
@@ -158,7 +144,8 @@ def test_a_client_in_the_process_takes_it_nowhere_either(
 
 
 def test_the_key_is_no_ones_to_see(endpoint: FakeEndpoint, judge: Any) -> None:
-    """Not in what an attempt is given, not by httpx's trace of its own request, and sent in no other header."""
+    """Not in what an attempt is given, not by httpx's trace of its own request, and sent in no other header. Red when
+    the attempt's key is replaced in every header: an endpoint that is not trusted with it may be told to repeat one."""
     seen: list[str] = []
     own_client(judge).post(
         f"{endpoint.url}/chat/completions",
@@ -166,7 +153,8 @@ def test_the_key_is_no_ones_to_see(endpoint: FakeEndpoint, judge: Any) -> None:
         headers={"Authorization": f"Bearer {judge.api_key}", "X-Copy": judge.api_key},
         extensions={"trace": lambda name, info: seen.append(f"{name} {info}")},
     )
-    assert endpoint.keys == [KEY]
+    (headers,) = endpoint.headers
+    assert (headers["authorization"], headers["x-copy"]) == (f"Bearer {KEY}", judge.api_key)
     assert not seen
     assert KEY not in json.dumps([judge.api_key, judge.base_url, *judge.environment().values()])
     assert KEY not in f"{vars(judge)} {vars(judge.sync_client)}"

@@ -35,7 +35,7 @@ def test_recorded_experts_give_the_same_logits_bit_for_bit_and_others_do_not(fam
         assert torch.equal(logits(model, routing, None), own)
 
 
-@pytest.mark.parametrize("family", [family for family in EXPERTS if family != "llama4_text"])
+@pytest.mark.parametrize("family", EXPERTS)
 def test_gradients_reach_the_router_through_the_weights_of_replayed_experts(family):
     """Compared with finite differences. Experts compute in float64, most routers' softmax in float32."""
     model = make_experts(family, torch.float64)
@@ -53,11 +53,11 @@ def test_gradients_reach_the_router_through_the_weights_of_replayed_experts(fami
     loss().backward()
     slope = float((weights[-1].grad * direction).sum())
     with torch.no_grad():
-        weights[-1].add_(1e-2 * direction)
+        weights[-1].add_(2e-3 * direction)
         above = loss()
-        weights[-1].sub_(2e-2 * direction)
+        weights[-1].sub_(4e-3 * direction)
         below = loss()
-    assert float(above - below) / 2e-2 == pytest.approx(slope, rel=0.02, abs=2e-3)
+    assert float(above - below) / 4e-3 == pytest.approx(slope, rel=0.02, abs=2e-3)
 
 
 def test_a_checkpointed_layer_chooses_the_same_experts_when_it_is_computed_again():

@@ -78,7 +78,7 @@ def test_no_type_is_in_two_rows():
 def test_a_family_is_refused_with_what_is_missing_and_only_then(family, part):
     config = CONFIG_MAPPING[family.types[0]]()
     missing = needs_of(config) - HAS[part]
-    if not missing and not family.refused and (part != "vllm" or family.in_vllm):
+    if not missing and (part != "vllm" or family.in_vllm):
         refuse_unsupported(config, "m", part)
         return
     with pytest.raises(ModelError) as raised:

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import toy_engines
+from expert_toys import make_experts
 from trainer_toys import make_model
 
 from sharpen.errors import ModelError
@@ -24,6 +25,17 @@ def test_windows_are_short_inside_the_block_only():
     with short_windows(model):
         assert windows_of(model) == ([window and SHORT_WINDOW for window in before[0]], SHORT_WINDOW)
     assert windows_of(model) == before
+
+
+def test_chunks_and_steps_of_scales_are_short_too():
+    """Break: leave one of them out of `_LENGTHS`: the checks would not see that one is not computed."""
+    model = make_experts("llama4_text")
+    model.config.attention_chunk_size = 8192
+    with short_windows(model):
+        assert model.config.attention_chunk_size == SHORT_WINDOW
+        assert {layer.self_attn.floor_scale for layer in model.model.layers} == {SHORT_WINDOW}
+    assert model.config.attention_chunk_size == 8192
+    assert {layer.self_attn.floor_scale for layer in model.model.layers} == {7}
 
 
 def with_a_wrong_window(model):

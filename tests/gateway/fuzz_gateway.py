@@ -133,6 +133,11 @@ class Healthy:
             enough = len(seconds) + num_calls
             self._answered.wait_for(lambda: len(seconds) >= enough or not self._thread.is_alive(), PATIENCE_S)
 
+    def go_on_as(self, key: str) -> str:
+        """Ask as another rollout from the next call on; returns the key until then."""
+        self._key, before = key, self._key
+        return before
+
     def end(self) -> tuple[dict[str, list[float]], list[int]]:
         """Stop asking."""
         self._ended.set()
@@ -347,7 +352,9 @@ def attack_in_turns(num_requests: int, number: int, latency: bool) -> int:
         before = target.holds()
         end, round_ = attack.num_requests + num_requests, 0
         while attack.num_requests < end:
+            ended = healthy.go_on_as(target.open())
             healthy.enter("alone", CALM)
+            target.end(ended)  # what its calls said is remembered until then
             healthy.enter("attacked")
             round_ += 1
             _round(attack, min(ROUND, end - attack.num_requests), (number + 1) * 1_000_003 + round_)

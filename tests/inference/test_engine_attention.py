@@ -14,6 +14,7 @@ from transformers import (
     Gemma3nTextConfig,
     Gemma4TextConfig,
     GraniteSWAConfig,
+    Llama4TextConfig,
 )
 
 from sharpen.inference.embedded.forward import kv_layout
@@ -38,6 +39,16 @@ MODELS: dict[str, Any] = {
         **FOUR, global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True
     ),
     "shared keys": lambda: Gemma3nTextConfig(**FOUR, laurel_rank=4, activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0]),
+    "chunks": lambda: Llama4TextConfig(
+        **_COMMON,
+        num_local_experts=1,
+        moe_layers=[],
+        intermediate_size_mlp=48,
+        no_rope_layers=[1, 0],
+        attention_chunk_size=24,
+        floor_scale=9,
+        attn_scale=0.5,
+    ),
     "two sizes": lambda: DeepseekV3Config(
         **{**PLAIN, "num_key_value_heads": 4},
         n_routed_experts=0,
@@ -65,7 +76,8 @@ def make(kind: str) -> Any:
 @pytest.mark.parametrize("kind", MODELS)
 def test_chunked_prompts_and_single_steps_give_the_logprobs_of_transformers(kind: str, deterministic: bool) -> None:
     """Prompts longer than windows and steps, then their continuations. Break: let a layer that shares keys write its
-    own (`KVPool.write`), cut values to the keys' size, drop `rule.sinks_H`, or swap the two window bounds."""
+    own (`KVPool.write`), cut values to the keys' size, drop `rule.sinks_H`, swap the two window bounds, take chunks for
+    sliding windows, or leave out `scaled_queries`."""
     reference, engine = make(kind), make_engine(make(kind), deterministic=deterministic)
     engine._stepper.prompt_tokens_per_step = 50
     prompts = [prompt_of(length, length) for length in (1, 30, 130)]

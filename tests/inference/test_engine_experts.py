@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from expert_toys import SERVED, make_experts
+from expert_toys import EXPERTS, make_experts
 from toy_engines import make_engine, request, run_all
 from trainer_toys import VOCABULARY
 
@@ -36,7 +36,7 @@ def check(model: Any, prompt: list[int], generation: Any) -> None:
     np.testing.assert_array_equal(generation.routes_NLK, own_routes(copy.deepcopy(model), ids[:-1]))
 
 
-@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize("family", EXPERTS)
 def test_every_token_but_the_last_has_the_experts_that_the_model_chooses(family):
     model = make_experts(family)
     engine = make_engine(copy.deepcopy(model))

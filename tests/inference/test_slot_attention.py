@@ -24,6 +24,8 @@ def at_once(q_NHD: torch.Tensor, kv: SlotKeys, rule: AttentionRule) -> torch.Ten
         scores = rule.softcap * torch.tanh(scores / rule.softcap)
     distance = torch.arange(kv.end - num_rows, kv.end)[:, None] - torch.arange(kv.end)
     seen = (distance >= 0) & (distance < (rule.window or kv.end))
+    if rule.window and rule.chunks:
+        seen &= torch.arange(kv.end - num_rows, kv.end)[:, None] // rule.window == torch.arange(kv.end) // rule.window
     scores = scores.masked_fill(~seen, -torch.inf)
     if rule.sinks_H is not None:
         scores = torch.cat([scores, rule.sinks_H[:, None, None].expand(-1, num_rows, 1)], dim=-1)
@@ -39,7 +41,10 @@ def random_inputs(num_rows: int, end: int, value_size: int = 8) -> tuple[torch.T
 
 @pytest.mark.parametrize(("num_rows", "end"), [(300, 300), (300, 1000), (5, 1000), (40, 100)])
 @pytest.mark.parametrize("window", [None, 70, 150, 2000])
-@pytest.mark.parametrize("extra", [{}, {"softcap": 2.0}, {"sinks_H": SINKS_H}, {"softcap": 2.0, "sinks_H": SINKS_H}])
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"softcap": 2.0}, {"sinks_H": SINKS_H}, {"softcap": 2.0, "sinks_H": SINKS_H}, {"chunks": True}],
+)
 def test_a_segment_in_blocks_equals_all_scores_at_once(num_rows: int, end: int, window: int | None, extra) -> None:
     """Break: leave out `merge`, `merge_sinks`, the +1 of a block's first key, or the window from its mask."""
     q_NHD, kv = random_inputs(num_rows, end)
@@ -95,9 +100,18 @@ def filled_pool(length: int) -> KVPool:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("rule", [AttentionRule(scale=0.3, window=50, sinks_H=SINKS_H), AttentionRule(scale=0.3)])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        AttentionRule(scale=0.3, window=50, sinks_H=SINKS_H),
+        AttentionRule(scale=0.3, window=50, chunks=True),
+        AttentionRule(scale=0.3, window=200, chunks=True),
+        AttentionRule(scale=0.3),
+    ],
+)
 def test_decoding_rows_see_the_last_keys_of_their_own_slots(deterministic: bool, rule: AttentionRule) -> None:
-    """Rows of several lengths, shorter than the window too. Break: gather from one position later."""
+    """Rows of several lengths, shorter than the window too. Break: gather from one position later, or from another than
+    a chunk's first."""
     pool = filled_pool(320)
     position_N, slot_N = torch.tensor([300, 10, 49, 50]), torch.arange(4)
     if deterministic:  # one chunk has positions of one bucket

@@ -31,7 +31,7 @@ class Aim(NamedTuple):
 
 AIMS: Mapping[str, tuple[Aim, ...]] = {
     "checkpoint": (
-        Aim("trainer/checkpoint.py", 'save_file(_on_cpu(tensors), inner / f"{name}'),
+        Aim("trainer/checkpoint.py", 'save_file(_on_cpu(part), inner / f"{name}'),
         Aim("trainer/checkpoint.py", "write_checksums(partial)"),
         Aim("trainer/checkpoint.py", "for path in (*partial.rglob"),
     ),

@@ -44,7 +44,7 @@ def test_a_run_that_is_ended_anywhere_ends_as_if_nobody_had(tmp_path, toy_model_
     unbroken = unbroken_run(tmp_path / "unbroken", toy_model_dir, toy_dataset, kind)
     harness = Harness(folder=tmp_path / "killed", kind=kind, unbroken=unbroken, seed=0, send=send)
     with forks(harness.folder, toy_model_dir, toy_dataset) as parent:
-        harness.kill(parent, KILLS, all_aims() if send == [signal.SIGKILL] else [])
+        harness.kill(parent, KILLS, all_aims(kind) if send == [signal.SIGKILL] else [])
         assert parent.stdin is not None
         parent.stdin.close()
     assert sum(harness.killed.values()) >= KILLS

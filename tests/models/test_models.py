@@ -16,14 +16,19 @@ import torch
 from tiny import SETTINGS, make_checkpoint, make_config, tensors_of
 from toy_engines import prompt_of, request, run_all, scored
 from trainer_toys import hf_logprobs, make_experiences
+from transformers import AutoConfig
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.certificate.certify import certify
-from sharpen.families.modules import class_for, text_parameters
+from sharpen.config.trainer import LoraConfig
+from sharpen.families.adapters import adapter_shapes, check_adapters
+from sharpen.families.modules import class_for, skeleton, text_parameters
 from sharpen.families.pieces import Piece
+from sharpen.families.stand_ins import with_stand_ins
 from sharpen.families.table import FAMILIES, missing_of, needs_of
 from sharpen.inference.embedded.engine import EmbeddedEngine
-from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.lora import AdaptedModel
+from sharpen.trainer.model import TrainedModel, read_module
 from sharpen.trainer.packing import pack
 
 CPU = torch.device("cpu")
@@ -52,7 +57,8 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory, toy_model_dir: Path) -> 
 
 
 def plain(folder: Path, kind: str) -> Any:
-    return class_for(make_config(kind)).from_pretrained(folder, dtype=torch.float32).eval()
+    config = with_stand_ins(AutoConfig.from_pretrained(folder))
+    return class_for(config).from_pretrained(folder, config=config, dtype=torch.float32).eval()
 
 
 @pytest.mark.parametrize("kind", SERVED)
@@ -81,6 +87,19 @@ def test_a_packed_tree_has_the_loss_and_gradients_of_separate_sequences(folder_o
             scale = float(expected[name].abs().max())
             torch.testing.assert_close(parameter.grad, expected[name], atol=2e-3 * scale + 1e-5, rtol=0)
     assert len(expected) > 5
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_adapters_have_no_effect_at_first_and_are_those_that_an_engine_expects(folder_of, kind):
+    """The table says of each that it has LoRA."""
+    (packed,) = pack(make_experiences(num_groups=1), 10_000, min_shared_tokens=1)
+    lora = LoraConfig(rank=2, alpha=4)
+    with torch.no_grad():
+        before = TrainedModel.load(folder_of(kind), dtype="float32", device=CPU).score(packed).logprobs_E
+        policy = AdaptedModel(read_module(folder_of(kind), CPU), lora=lora, compute_dtype=torch.float32)
+        torch.testing.assert_close(policy.score(packed).logprobs_E, before)
+    policy.alone = True
+    check_adapters(adapter_shapes(skeleton(make_config(kind)), lora), policy.state_tensors())
 
 
 async def prefers_vowels(task: dict[str, Any], model: Any) -> WorkflowOutput:

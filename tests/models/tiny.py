@@ -12,9 +12,11 @@ import torch
 from expert_toys import EXPERTS
 from hybrid_toys import HYBRIDS
 from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING
 
 from sharpen.families.modules import class_for
+from sharpen.families.stand_ins import with_stand_ins
 
 VOCABULARY = 320
 """Enough for the tokenizer of `toy_model.make_toy_model`, whose special ids are those below."""
@@ -80,6 +82,13 @@ _GEMMA3N = {
     "laurel_rank": 4,
     "altup_num_inputs": 2,
 }
+_LLAMA4_EYES = {
+    **_EYES,
+    "image_size": 8,
+    "projector_input_dim": 16,
+    "projector_output_dim": 16,
+    "vision_output_dim": 16,
+}
 _PLAIN = (
     *("qwen2", "qwen3", "llama", "gemma", "smollm3", "olmo2", "phi3", "granite", "glm4"),
     *("hunyuan_v1_dense", "ernie4_5", "seed_oss", "apertus", "ministral3"),
@@ -103,6 +112,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "vision": _QWEN_EYES,
     },
     "gemma3n_text": _GEMMA3N,
+    "gemma3n": {
+        "text": {**_GEMMA3N, "vocab_size_per_layer_input": VOCABULARY - 10},
+        "vision": {"hidden_size": 16, "vocab_size": 5, "vocab_offset": VOCABULARY - 10},
+        "audio": {"hidden_size": 16, "vocab_size": 5, "vocab_offset": VOCABULARY - 5},
+    },
+    "llama4": {"text": EXPERTS["llama4_text"], "vision": _LLAMA4_EYES},
     "gemma4": {
         "text": {**_GEMMA4, **_BOTH_MATTER, "use_bidirectional_attention": "vision"},
         "vision": {**_EYES, "head_dim": 8, "num_key_value_heads": 2},
@@ -140,7 +155,7 @@ def make_module(kind: str, seed: int = 0, wide: bool = False, **fields: Any) -> 
     """A model of this type with random weights, norms and biases too, so that a forgotten one shows."""
     torch.manual_seed(seed)
     config = make_config(kind, wide, **fields)
-    module = class_for(config).from_config(config)
+    module = class_for(config).from_config(with_stand_ins(config))
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if "norm" in name or "bias" in name:
@@ -150,8 +165,19 @@ def make_module(kind: str, seed: int = 0, wide: bool = False, **fields: Any) -> 
 
 def make_checkpoint(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """A checkpoint of this type, as transformers writes it."""
-    make_module(kind).to(dtype).save_pretrained(folder)
+    module = make_module(kind)
+    (module if dtype == torch.float32 else module.to(dtype)).save_pretrained(folder)  # Llama 4's angles are complex
+    if with_stand_ins(module.config) is not module.config:
+        _put_towers(module, folder)
     return folder
+
+
+def _put_towers(module: Any, folder: Path) -> None:
+    """Add what a checkpoint has whose towers are kept as files: their tensors, and the configuration with them."""
+    eye, ear = torch.randn(3, 4).bfloat16(), torch.randn(2, 5)
+    towers = {"model.vision_tower.timm_model.conv_stem.weight": eye, "model.audio_tower.conformer.0.weight": ear}
+    save_file(tensors_of(folder) | towers, folder / "model.safetensors", metadata={"format": "pt"})
+    make_config(module.config.model_type).save_pretrained(folder)
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,43 @@ def test_a_service_that_hangs_holds_neither_the_run_nor_its_end() -> None:
     place.close()
     assert place.missed >= MAX_WAITING
     service.held.set()  # its thread ends
+
+
+@pytest.mark.timeout(60)
+def test_it_is_waited_for_once_and_so_many_writes_wait() -> None:
+    """Red when each call waits for a service that hangs (a second each), and when more, or fewer, writes wait: the
+    oldest are left out."""
+    service = Service()
+    place = place_of(service, [], patience_s=1.0)
+    log(place, 0)
+    wait_until(service, 1)
+    service.held = threading.Event()
+    last = MAX_WAITING + 10
+    log(place, *range(1, last + 1))
+    service.held.set()
+    wait_until(service, 1 + MAX_WAITING)
+    place.close()
+    assert place.missed == 10
+    assert service.taken == [0, 1, *range(12, last + 1)]  # the first was in work
+    assert service.closed
+
+
+def wait_until(service: Service, num_taken: int) -> None:
+    while len(service.taken) < num_taken:
+        time.sleep(0.005)
+
+
+def test_what_a_service_says_of_a_failure_is_told_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services repeat the key that they refuse. Red when the error is told as it is."""
+    monkeypatch.setenv("WANDB_API_KEY", "the-key-of-the-owner")
+
+    def refuses() -> Service:
+        raise PermissionError("the-key-of-the-owner is not valid at https://me:hunter2hunter2@wandb.test")
+
+    said: list[str] = []
+    TolerantSink("W&B", refuses, said.append, patience_s=600.0, close_s=600.0).close()
+    (line,) = said
+    assert "(PermissionError: *** is not valid at https://***@wandb.test)" in line
 
 
 class Between(TolerantSink):

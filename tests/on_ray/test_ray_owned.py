@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -106,6 +107,15 @@ def test_a_ray_that_is_not_there_is_one_clear_error():
     assert re.search("no Ray could be joined there: .*refused.* `ray start --head` starts one", nothing), ran.stderr
     assert len(wrong) == 2
     assert all("give `auto` or host:port" in line for line in wrong)
+
+
+def test_a_ray_that_cannot_be_started_is_one_clear_error():
+    """Red before: a traceback, as when Ray's processes do not answer within 30 seconds on a busy machine."""
+    code = f"from {Connection.__module__} import Connection, ClusterConfig\nConnection(ClusterConfig(), 1)"
+    environment = {**os.environ, "RAY_TMPDIR": "/dev/null"}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    *_, last = ran.stderr.splitlines()
+    assert re.search(r"ConfigError: Ray could not be started on this machine: .*/dev/null.*`ray start --head`", last)
 
 
 def test_another_ray_than_the_one_that_the_script_joined_is_refused(cluster):

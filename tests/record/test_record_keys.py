@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import socket
-from urllib.parse import urlsplit
-
 import httpx
 import pytest
+from raw_http import raw
 
 from sharpen.gateway.requests import ApiError
 from sharpen.record.upstream import Upstream, base_url
@@ -33,7 +30,7 @@ ELSEWHERE = [
 def test_a_path_that_could_lead_elsewhere_is_not_sent(start, target):
     """Red with the path joined to the URL as text: `..` left the base path, with the owner's key."""
     recorder = start(upstream_key=UPSTREAM_KEY)
-    answer = raw(recorder, target)
+    answer = raw(recorder.url, target, key="the-key", body={"messages": []})
     assert answer.split()[1] in (b"400", b"404")
     assert UPSTREAM_KEY.encode() not in answer
     assert recorder.fake.paths == []
@@ -43,7 +40,7 @@ def test_the_host_that_a_client_names_decides_nothing(start):
     """Red with the path taken from a URL that is made of the client's Host."""
     recorder = start(upstream_key=UPSTREAM_KEY)
     for host in ("localhost/v1/..", "localhost?x=", "localhost#", "127.0.0.1/v1/models?"):
-        raw(recorder, "/v1/models", host=host)
+        raw(recorder.url, "/v1/models", f"Host: {host}", key="the-key", body={"messages": []})
     assert set(recorder.fake.paths) <= {"POST /v1/models"}
 
 
@@ -79,22 +76,3 @@ def test_targets():
         with pytest.raises(ApiError):
             upstream.target(path, "")
     assert base_url("http://h:1") == "http://h:1/v1"
-
-
-def raw(recorder, target: str, host: str | None = None) -> bytes:
-    """Send a request as these very bytes, and return the answer."""
-    address = urlsplit(recorder.url)
-    body = json.dumps({"messages": []})
-    lines = [
-        f"POST {target} HTTP/1.1",
-        f"Host: {host or address.netloc}",
-        "Authorization: Bearer the-key",
-        f"Content-Length: {len(body)}",
-        "Connection: close",
-    ]
-    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
-        connection.sendall("\r\n".join([*lines, "", body]).encode())
-        answer = b""
-        while part := connection.recv(65536):
-            answer += part
-    return answer

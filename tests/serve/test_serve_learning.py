@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from expert_toys import put_experts
 from picture_toys import draw, make_seeing_checkpoint
 from processes import ends, line_of, python, wait_for
+from serve_client import KEY, Client, end
 
 from sharpen.certificate.certify import certify
 from sharpen.cli.main import BAD_INPUT, main
@@ -23,7 +23,6 @@ from sharpen.serve.visit import Visit
 
 PAGE = Path(__file__).parents[2] / "docs" / "use" / "serve.md"
 STEPS = 3
-KEY = "the-key"
 
 
 @pytest.fixture
@@ -39,37 +38,6 @@ def config(tmp_path: Path, toy_model_dir: Path) -> Path:
     return path
 
 
-class Client:
-    """An application: opens sessions, talks in them, and says what they were worth."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url.removesuffix("/v1")
-
-    def post(self, path: str, **body):
-        reply = httpx.post(f"{self.url}{path}", headers={"authorization": f"Bearer {KEY}"}, json=body, timeout=60)
-        assert reply.status_code == 200, reply.text
-        return reply.json()
-
-    def talk(self, session, turns: int = 2, content="question") -> list[str]:
-        client = openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"], max_retries=0)
-        messages, ids = [{"role": "user", "content": content}], []
-        for _ in range(turns):
-            reply = client.chat.completions.create(model="m", messages=messages, max_tokens=5)
-            messages += [reply.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "yes"}]
-            ids.append(reply.id)
-        return ids
-
-    def session(self, task: str, reward: float) -> str:
-        session = self.post("/sessions", task_id=task, task={"question": task})
-        self.talk(session)
-        self.post("/feedback", session=session["id"], reward=reward)
-        return session["id"]
-
-    def metric(self, name: str) -> float:
-        text = httpx.get(f"{self.url}/metrics", headers={"x-api-key": KEY}).text
-        return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"sharpen_{name} "))
-
-
 @contextmanager
 def running(config: Path, *options: str):
     arguments = ("serve", "--config", str(config), "--port", "0", "--api-key", KEY, *options)
@@ -77,13 +45,6 @@ def running(config: Path, *options: str):
         while not (line := line_of(process)).startswith("serving used at"):
             pass
         yield process, Client(line.split()[3])
-
-
-def end(process) -> str:
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, (output, errors)
-    return output
 
 
 def run_dir(config: Path) -> Path:

@@ -63,6 +63,9 @@ class Server:
     def metric(self, name: str) -> float:
         return next(one.values[()] for one in self.sessions.metrics() if one.name == f"sessions_{name}")
 
+    def settle(self, trained: int) -> dict[int, int]:
+        return self.sessions.settle(trained, self.store, self.store.numbers())
+
     def put(self, number: int, ids: list[str]) -> None:
         rollouts = StepRollouts(groups=(), batch_size=1, usable=1, refill_rounds=0, seconds=0.0, refill_s=0.0)
         batch = ExploredBatch(rollouts=rollouts, session="", version=0, order={SESSIONS: ids}, generate_s=0.0)
@@ -219,7 +222,7 @@ def test_feedback_on_what_is_in_a_batch_comes_too_late(server):
     assert (caught.value.status, "batch 1" in str(caught.value)) == (409, True)
     assert server.sessions.rated() == []
     server.put(1, [id_])
-    assert server.sessions.settle(1, {1}) == {}
+    assert server.settle(1) == {}
     with pytest.raises(ApiError) as caught:
         server.say("/feedback", session=id_, reward=0.0)
     assert caught.value.status == 404
@@ -240,11 +243,36 @@ def test_the_sessions_of_a_refused_batch_wait_again(server):
     server.sessions.save()
     server.sessions.give(ids, 1)
     server.put(1, ids)
-    assert server.sessions.settle(0, {1}) == {}
+    assert server.settle(0) == {}
     server.store.remove(1)
-    assert server.sessions.settle(0, set(server.store.numbers())) == {1: 2}
+    assert server.settle(0) == {1: 2}
     server.sessions.save()
     assert [one.id for one in server.sessions.rated()] == ids
+
+
+def test_the_sessions_of_a_refused_batch_wait_again_if_another_servers_trains_in_its_place(server):
+    """Red when a session is forgotten once a batch of its number has trained: it was lost."""
+    lost, kept = server.talk(1.0), server.talk(0.0)
+    server.sessions.save()
+    server.sessions.give([lost], 1)
+    server.sessions.give([kept], 2)
+    server.put(1, ["another server's"])
+    server.put(2, [kept])
+    assert server.settle(0) == {}
+    assert server.settle(2) == {1: 1}
+    server.sessions.save()
+    assert [one.id for one in server.sessions.rated()] == [lost]
+    assert {*visits(server)} == {lost}
+
+
+def test_sessions_wait_again_if_another_server_was_faster(server):
+    id_ = server.talk(1.0)
+    server.sessions.save()
+    server.sessions.give([id_], 1)
+    server.sessions.take_back([id_])
+    assert server.sessions.rated() == [], "its file does not say so yet"
+    server.sessions.save()
+    assert [one.id for one in server.sessions.rated()] == [id_]
 
 
 @pytest.mark.parametrize("when", ["before the batch was there", "after", "with another one there", "as older files"])
@@ -262,7 +290,7 @@ def test_after_a_kill_a_session_is_in_a_batch_or_waits(when, tmp_path):
         given = ids[:1] if when in ("after", "as older files") else []
         assert [one.id for one in visits(after).values() if one.batch == 1] == given
         assert {one.id for one in after.sessions.rated()} == {*ids} - {*given}
-        after.sessions.settle(1, {1})
+        after.settle(1)
         assert {*visits(after)} == {*ids} - {*given}
     with serving(tmp_path) as again:
         assert {*visits(again)} == {*ids} - {*given}

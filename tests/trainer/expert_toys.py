@@ -52,18 +52,20 @@ EXPERTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 1,
         "head_dim": 8,
         "intermediate_size_mlp": 48,
-        "moe_layers": [1],
-        "attention_chunk_size": 64,
+        "num_hidden_layers": 3,
+        "moe_layers": [1, 2],
+        "no_rope_layers": [1, 0, 1],
+        "attention_chunk_size": 12,
+        "floor_scale": 7,
+        "attn_scale": 0.5,
     },
     "qwen3_next": {**_SHARED, **_DELTA, "head_dim": 8},
     "qwen3_5_moe_text": {**_SHARED, **_DELTA, "head_dim": 8},
 }
 """The settings of each family beside `SIZES`."""
 
-REPLAYED_ONLY = {"llama4_text"}
-"""Its attention is refused; its routers are like the others'."""
-SERVED = [family for family in EXPERTS if family not in REPLAYED_ONLY]
-TRAINED = [family for family in SERVED if "linear_num_value_heads" not in EXPERTS[family]]
+TRAINED = [family for family in EXPERTS if "linear_num_value_heads" not in EXPERTS[family]]
+"""Those without recurrent layers."""
 
 
 def copy_of(model: Any) -> Any:

@@ -18,6 +18,7 @@ from transformers import (
     Gemma4TextConfig,
     GraniteConfig,
     GraniteSWAConfig,
+    Llama4TextConfig,
 )
 
 from sharpen.blockwise import Scores
@@ -59,6 +60,17 @@ MODELS: dict[str, Any] = {
         laurel_rank=4,
         activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0],
     ),
+    "chunks": lambda: Llama4TextConfig(
+        **SIZES,
+        head_dim=8,
+        num_local_experts=1,
+        moe_layers=[],
+        intermediate_size_mlp=48,
+        no_rope_layers=[1, 0],
+        attention_chunk_size=9,
+        floor_scale=4,
+        attn_scale=0.5,
+    ),
     "two sizes": lambda: DeepseekV3Config(
         **{**SIZES, "num_key_value_heads": 4},
         n_routed_experts=0,
@@ -84,7 +96,8 @@ def make_model(kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_packed_equals_one_sequence_at_a_time(kind: str) -> None:
-    """Break: leave out the cap, its derivative, the sink, its gradient, `_widened`, the window or the factor."""
+    """Break: leave out the cap, its derivative, the sink, its gradient, `_widened`, the window, the chunks,
+    the factor, or `take_over_scales`."""
     experiences = make_experiences(num_groups=2)
     module = make_model(kind)
     expected = own_loss(copy.deepcopy(module), experiences)
@@ -97,13 +110,15 @@ def a_tree() -> TreeLayout:
     return TreeLayout(packed.segments, torch.from_numpy(packed.positions_N))
 
 
-def seen_by(tree: TreeLayout, window: int | None) -> torch.Tensor:
+def seen_by(tree: TreeLayout, window: int | None, chunk: int | None = None) -> torch.Tensor:
     """Who sees whom, by the definition, shape (N, N)."""
     segment_N = np.zeros(len(tree.positions_N), np.int64)
     for number, segment in enumerate(tree.segments):
         segment_N[segment.start : segment.stop] = number
     on_path = torch.tensor([[other in tree.paths[mine] for other in segment_N] for mine in segment_N])
     distance = tree.positions_N[:, None] - tree.positions_N
+    if chunk is not None:
+        on_path &= tree.positions_N[:, None] // chunk == tree.positions_N // chunk
     return on_path & (distance >= 0) & (distance < (window or len(segment_N)))
 
 
@@ -148,7 +163,7 @@ def test_parts_give_the_gradient_of_attention_at_once(window, softcap, sinks) ->
     expected = graded(lambda q, k, v, s: at_once(q, k, v, s, seen, 0.3, softcap), inputs, weight)
     ways = [tree.parts(window, inputs[0], scores)]
     if window is None:
-        ways.append(tuple(full_parts(tree.segments, (3, 2))))
+        ways.append(tuple(full_parts(tree.segments, tree.paths, (3, 2))))
     for parts in ways:
         assert_equal(graded(lambda q, k, v, s: Cascade.apply(q, k, v, s, parts, scores), inputs, weight), expected)  # noqa: B023
 
@@ -160,6 +175,31 @@ def test_one_segment_at_a_time_gives_the_same(window) -> None:
     inputs, weight = random_inputs(tree, sinks=False)
     expected = graded(lambda q, k, v, s: at_once(q, k, v, s, seen_by(tree, window), 0.3, None), inputs, weight)
     assert_equal(graded(lambda q, k, v, s: _per_segment(q, k, v, tree, 0.3, window), inputs, weight), expected)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 9, 1000])
+def test_attention_in_chunks_is_full_attention_over_a_tree_that_is_cut(chunk) -> None:
+    """In one piece, in blocks, and one segment at a time. Break: let a piece keep its parent where a chunk begins, or
+    take a segment's descendants for one range."""
+    tree = a_tree()
+    inputs, weight = random_inputs(tree, sinks=True)
+    *plain, _ = inputs
+    scores, cut = Scores(scale=0.3), tree.in_chunks(chunk)
+    assert (cut is tree) == (chunk == 1000)
+    seen = seen_by(tree, None, chunk)
+    expected = graded(lambda q, k, v, s: at_once(q, k, v, s, seen, 0.3, None), inputs, weight)
+    for parts in (cut.parts(None, inputs[0], scores), tuple(full_parts(cut.segments, cut.paths, (3, 2)))):
+        assert_equal(graded(lambda q, k, v, s: Cascade.apply(q, k, v, s, parts, scores), inputs, weight), expected)  # noqa: B023
+    expected = graded(lambda q, k, v: at_once(q, k, v, None, seen, 0.3, None), plain, weight)
+    assert_equal(graded(lambda q, k, v: _per_segment(q, k, v, cut, 0.3, None), plain, weight), expected)
+
+
+def test_a_chunk_reads_no_keys_before_it_however_long_the_prompt_is() -> None:
+    """A prompt of 16,000 tokens and eight answers. Break: return the tree itself from `in_chunks`."""
+    cut = long_tree(16_000, 300, 8).in_chunks(512)
+    for part in cut.parts(None, torch.zeros(1, 1, 1, 8), Scores(scale=1.0)):
+        assert part.sight.mask_LS is None
+        assert sum(keys.stop - keys.start for keys in part.keys) <= 512
 
 
 def long_tree(prompt: int, answer: int, count: int) -> TreeLayout:

@@ -24,7 +24,7 @@ from sharpen.trainer.team import Team
 from sharpen.trainer.trainer import Trainer
 from sharpen.trainer.work import Part
 
-BY_SIGMOID = {"deepseek_v3", "glm4_moe", "lfm2_moe"}
+BY_SIGMOID = {"deepseek_v3", "glm4_moe", "lfm2_moe", "llama4_text"}
 
 
 def balance_of(shares_E, weights_N, coef=1.0):
@@ -85,7 +85,9 @@ def expected_loss(policy, experiences):
     """The loss from what transformers' routers return for whole sequences, in one piece; shape ()."""
     model, num_experts = copy_of(policy.module), policy.routing.shape.num_experts
     found = []
-    hooks = [m.register_forward_hook(lambda _, __, out: found.append(out[0])) for m in model.modules() if is_router(m)]
+    which = 1 if model.config.model_type == "llama4_text" else 0  # its scores come first
+    routers = [module for module in model.modules() if is_router(module)]
+    hooks = [router.register_forward_hook(lambda _, __, out: found.append(out[which])) for router in routers]
     logits_LN, routes = [], []
     for one in experiences:
         found.clear()

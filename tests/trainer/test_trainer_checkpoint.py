@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from trainer_toys import Batch, make_experiences, plain_copy, record
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -16,7 +17,18 @@ from sharpen.algorithm.resolve import resolve
 from sharpen.config.run import LossConfig
 from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import CheckpointError
-from sharpen.trainer.checkpoint import point, pointed, prune, step_directory, write_directory
+from sharpen.trainer.checkpoint import (
+    damage,
+    is_whole,
+    load,
+    parts,
+    point,
+    pointed,
+    prune,
+    step_directory,
+    write_directory,
+)
+from sharpen.trainer.checksums import write_checksums
 from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.trainer import Trainer
 
@@ -67,6 +79,34 @@ def test_plain_transformers_reproduces_the_trained_model(toy_model_dir: Path, tm
     for file in ("generation_config.json", "tokenizer.json", "chat_template.jinja"):
         assert (tmp_path / "global_step_1" / file).read_bytes() == (toy_model_dir / file).read_bytes()
     assert "attn_implementation" not in (tmp_path / "global_step_1" / "config.json").read_text()
+
+
+def test_large_states_are_in_several_files(toy_model_dir: Path, tmp_path: Path):
+    """Which are hashed at the same time. Red when only the first is read, or missed when it is gone."""
+    trainer, folder = make_trainer(toy_model_dir), tmp_path / "global_step_1"
+    step(trainer)
+    trainer.save(folder, {"step": 1})
+    whole = load_file(folder / "trainer_state" / "optimizer.safetensors")
+    pieces = list(parts(whole, most=10_000))
+    assert len(pieces) > 2
+    assert [name for piece in pieces for name in piece] == [*whole]
+    sizes = [sum(tensor.nbytes for tensor in piece.values()) for piece in pieces]
+    assert all(size <= 10_000 or len(piece) == 1 for size, piece in zip(sizes, pieces, strict=True))
+    for number, piece in enumerate(pieces, 1):
+        save_file(piece, folder / "trainer_state" / f"optimizer{'' if number == 1 else f'.{number}'}.safetensors")
+    write_checksums(folder)
+    found = load(folder)
+    assert found.optimizer_tensors.keys() == whole.keys()
+    assert all(torch.equal(found.optimizer_tensors[name], tensor) for name, tensor in whole.items())
+    assert found.further == {}
+    assert is_whole(folder)
+    assert make_trainer(toy_model_dir).restore(folder) == {"step": 1}
+    (folder / "trainer_state" / "optimizer.2.safetensors").unlink()
+    assert damage(folder) == "whose trainer_state/optimizer.2.safetensors changed since it was written"
+
+
+def test_nothing_is_a_file_too():
+    assert list(parts({})) == [{}]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -77,6 +77,12 @@ class ExploredBatch:
         )
 
 
+def sessions_in(content: bytes) -> tuple[str, ...]:
+    """Return `ExploredBatch.sessions` of bytes, without the rollouts. Raises as `ExploredBatch.from_bytes`."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        return tuple(_read_about(connection, content)["order"].get(SESSIONS, ()))
+
+
 def pack(groups: Iterable[Group], about: Mapping[str, Any]) -> bytes:
     """Return groups, and what is to be known about them, as an SQLite file."""
     with closing(sqlite3.connect(":memory:")) as connection:

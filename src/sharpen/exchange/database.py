@@ -58,15 +58,12 @@ class DatabaseStore:
         """See `Store.put`."""
         with self._using(f"{name} could not be stored") as connection:
             _run(connection, "DELETE FROM sharpen_contents WHERE run = :run AND name = :name", self._run, name)
-            for part in range(max(1, -(-len(content) // PART_BYTES))):
-                _run(
-                    connection,
-                    "INSERT INTO sharpen_contents (run, name, part, content) VALUES (:run, :name, :part, :content)",
-                    self._run,
-                    name,
-                    part=part,
-                    content=content[part * PART_BYTES : (part + 1) * PART_BYTES],
-                )
+            self._insert(connection, name, content)
+
+    def put_new(self, name: str, content: bytes) -> bool:
+        """See `Store.put_new`."""
+        with self._using(f"{name} could not be stored") as connection:
+            return self._insert(connection, name, content)
 
     def get(self, name: str) -> bytes | None:
         """See `Store.get`."""
@@ -106,6 +103,22 @@ class DatabaseStore:
         """Close the connections."""
         self._closed = True
         self._engine.dispose()
+
+    def _insert(self, connection: Connection, name: str, content: bytes) -> bool:
+        """Store a content unless there is one, waiting for another process that is about to; whether it was stored."""
+        for part in range(max(1, -(-len(content) // PART_BYTES))):
+            done = _execute(
+                connection,
+                "INSERT INTO sharpen_contents (run, name, part, content) VALUES (:run, :name, :part, :content) "
+                "ON CONFLICT DO NOTHING",
+                self._run,
+                name,
+                part=part,
+                content=content[part * PART_BYTES : (part + 1) * PART_BYTES],
+            )
+            if done.rowcount == 0:  # only of the first part
+                return False
+        return True
 
     def _write(self, parts: Iterator[bytes], failed: str) -> bool:
         """Write the parts of a content into a file, and return whether there were any. Raises `JournalError`."""

@@ -10,24 +10,27 @@ In: contents by name, as bytes. Out: the same bytes, whole or not at all.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 from sharpen.errors import JournalError
-from sharpen.files import partial_files, write_whole
+from sharpen.files import partial_files, partial_of, write_whole
 
 _FOLDER, _SUFFIX = "batches", ".batch"
 EXPLORER = "explore"
 """The explorer's folder in a run's."""
+LEFT_S = 600.0
+"""What has not been written to for so long is of a process that was killed."""
 SCHEMES = ("postgresql://", "postgres://")
 """How the address of a database begins."""
 
 
 class Store(Protocol):
-    """Holds contents by name (`folder/file`); several processes may use one at the same time, each by one thread, and
-    one of them puts contents into a folder."""
+    """Holds contents by name (`folder/file`); several processes may use one at the same time, each by one thread."""
 
     @property
     def where(self) -> str:
@@ -35,6 +38,10 @@ class Store(Protocol):
 
     def put(self, name: str, content: bytes) -> None:
         """Store a content, in place of one that is there. Raises `JournalError`."""
+
+    def put_new(self, name: str, content: bytes) -> bool:
+        """Store a content unless there is one: of several that do so at the same time one gets True. Raises
+        `JournalError`."""
 
     def get(self, name: str) -> bytes | None:
         """Return a content; None if there is none."""
@@ -68,18 +75,24 @@ class FolderStore:
         return str(self._folder)
 
     def put(self, name: str, content: bytes) -> None:
-        """See `Store.put`. What a process that was killed amid one left is removed before the first."""
-        path = self._folder / name
-        try:
-            if path.parent != self._folder:
-                path.parent.mkdir(exist_ok=True)
-            if path.parent not in self._swept:
-                for leftover in partial_files(path.parent):
-                    leftover.unlink(missing_ok=True)
-                self._swept.add(path.parent)
+        """See `Store.put`."""
+        with self._place(name) as path:
             write_whole(path, content)
-        except OSError as error:
-            raise JournalError(f"{name} could not be written to {self._folder}: {error}") from error
+
+    def put_new(self, name: str, content: bytes) -> bool:
+        """See `Store.put_new`. The file system must have hard links."""
+        with self._place(name) as path:
+            if path.exists():
+                return False
+            own = partial_of(path)
+            try:
+                write_whole(own, content)
+                os.link(own, path)
+            except FileExistsError:
+                return False
+            finally:
+                own.unlink(missing_ok=True)
+        return True
 
     def get(self, name: str) -> bytes | None:
         """See `Store.get`."""
@@ -105,6 +118,24 @@ class FolderStore:
     def close(self) -> None:
         """Nothing is held open."""
 
+    @contextmanager
+    def _place(self, name: str) -> Iterator[Path]:
+        """Yield where a content is written. Raises `JournalError`. Before the first, what killed processes left in its
+        folder is removed; another process may be writing there, but not for as long as `LEFT_S`."""
+        path = self._folder / name
+        try:
+            if path.parent != self._folder:
+                path.parent.mkdir(exist_ok=True)
+            if path.parent not in self._swept:
+                for leftover in partial_files(path.parent):
+                    with suppress(FileNotFoundError):
+                        if time.time() - leftover.stat().st_mtime > LEFT_S:
+                            leftover.unlink()
+                self._swept.add(path.parent)
+            yield path
+        except OSError as error:
+            raise JournalError(f"{name} could not be written to {self._folder}: {error}") from error
+
 
 class Batches:
     """The batches of a store, by their steps. Number 0 is the explorer's `Announcement`."""
@@ -115,6 +146,10 @@ class Batches:
     def put(self, number: int, content: bytes) -> None:
         """Store a batch, in place of one that is there."""
         self._store.put(_name(number), content)
+
+    def put_new(self, number: int, content: bytes) -> bool:
+        """Store a batch unless one is there; whether it was stored."""
+        return self._store.put_new(_name(number), content)
 
     def get(self, number: int) -> bytes | None:
         """Return a batch; None if there is none."""

@@ -116,17 +116,12 @@ def load_adapters(module: Any, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _targets(module: Any, lora: LoraConfig) -> list[str]:
-    """Return the last part of the names of the linear layers that get adapters."""
-    head = module.get_output_embeddings()
-    without = _without_adapters(module)
-    linear = sorted(
-        {
-            name.rpartition(".")[2]
-            for name, layer in decoder_of(module).named_modules()
-            if isinstance(layer, nn.Linear) and layer is not head and not is_router(layer)
-        }
-        - without
-    )
+    """Return the last part of the names of the linear layers that get adapters: one that nothing else has."""
+    head, names = module.get_output_embeddings(), {True: set[str](), False: set[str]()}
+    for name, layer in decoder_of(module).named_modules():
+        can_have = isinstance(layer, nn.Linear) and layer is not head and not is_router(layer)
+        names[can_have].add(name.rpartition(".")[2])
+    linear = sorted(names[True] - names[False] - _without_adapters(module))
     unknown = sorted(set(lora.target_modules or ()) - set(linear))
     if not linear:
         raise ConfigError(
@@ -178,4 +173,4 @@ def _where(module: Any, targets: list[str]) -> list[str] | str:
     if not has_towers(module.config):
         return targets
     decoder = next(name for name, part in module.named_modules() if part is decoder_of(module))
-    return rf"{re.escape(decoder)}\..*\.({'|'.join(targets)})"
+    return rf"{re.escape(decoder)}\.(.*\.)?({'|'.join(targets)})"

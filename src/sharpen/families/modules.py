@@ -22,6 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from sharpen.errors import ModelError
 from sharpen.families.pieces import Piece, pieces_of
 from sharpen.families.recurrent import mixers_of
+from sharpen.families.stand_ins import with_stand_ins
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def load_module(source: str | Path, config: Any, dtype: torch.dtype, device: tor
     logging.getLogger("transformers.integrations.hub_kernels").addFilter(_is_no_fallback)
     try:
         module = class_for(config, str(source)).from_pretrained(
-            source, config=config, dtype=dtype, trust_remote_code=False, use_safetensors=True
+            source, config=with_stand_ins(config), dtype=dtype, trust_remote_code=False, use_safetensors=True
         )
         module = module.to(device)
     except (OSError, SafetensorError) as error:
@@ -92,12 +93,13 @@ def _is_no_fallback(record: logging.LogRecord) -> bool:
 def skeleton(config: Any, dtype: torch.dtype = torch.float32) -> Any:
     """Return the model without contents, on the meta device."""
     with torch.device("meta"):
-        return class_for(config).from_config(config, dtype=dtype, trust_remote_code=False)
+        return class_for(config).from_config(with_stand_ins(config), dtype=dtype, trust_remote_code=False)
 
 
 def decoder_of(module: Any) -> Any:
     """Return the text decoder: from token ids to the hidden states that the output layer reads."""
-    return module.get_decoder()
+    decoder = module.get_decoder()
+    return decoder.model if hasattr(decoder, "lm_head") else decoder  # Llama 4 says that it is the whole text model
 
 
 def text_prefixes(module: Any) -> tuple[str, ...]:

@@ -27,8 +27,8 @@ def row_of(family: Family) -> tuple[str, ...]:
     """Return a family's row of the table, by `COLUMNS`. What a checkpoint need not have is not held against its
     family: it says `partly` then."""
     parts = {part: _mark(family, part) for part in HAS}
-    no_images = "no images in vLLM" if family.images and not family.images_in_vllm and parts["vllm"] != NO else ""
-    limits = [*sorted(family.needs), *family.limits, *filter(None, [family.refused, no_images])]
+    no_images = ["no images in vLLM"] if family.images and not family.images_in_vllm and parts["vllm"] != NO else []
+    limits = [*sorted(family.needs), *family.limits, *no_images]
     return (
         family.name,
         ", ".join(family.types),
@@ -43,7 +43,7 @@ def row_of(family: Family) -> tuple[str, ...]:
 
 def _mark(family: Family, part: Part) -> str:
     missing = family.needs - HAS[part]
-    if family.refused or missing & family.always or (part == "vllm" and not family.in_vllm):
+    if missing & family.always or (part == "vllm" and not family.in_vllm):
         return NO
     if not missing:
         return YES

@@ -21,10 +21,9 @@ class Family:
     """A family of models. `types` are the model types of its checkpoints (`config.json`): with towers first, if any.
 
     `needs`: all that a checkpoint of it can need; what one does need is read from its configuration, except `always`,
-    which no configuration shows. `limits` are sentences for people. `refused`: why it is refused though nothing is
-    missing by name, or "". `images`: whether its images are read; the towers of others are kept as they are.
-    `in_vllm`: whether vLLM has a class for it, or serves it by transformers' own; `images_in_vllm`: whether that is
-    shown images.
+    which no configuration shows. `limits` are sentences for people. `images`: whether its images are read; the towers
+    of others are kept as they are. `in_vllm`: whether vLLM has a class for it, or serves it by transformers' own;
+    `images_in_vllm`: whether that is shown images.
     """
 
     name: str
@@ -32,7 +31,6 @@ class Family:
     needs: frozenset[Piece] = frozenset()
     always: frozenset[Piece] = frozenset()
     limits: tuple[str, ...] = ()
-    refused: str = ""
     images: bool = False
     in_vllm: bool = True
     images_in_vllm: bool = False
@@ -45,7 +43,6 @@ def _row(
     needs: str = "",
     always: str = "",
     limits: tuple[str, ...] = (),
-    refused: str = "",
     images: bool = False,
     in_vllm: bool = True,
     images_in_vllm: bool = False,
@@ -57,7 +54,6 @@ def _row(
         needs=_named(needs) | always_needed,
         always=always_needed,
         limits=limits,
-        refused=refused,
         images=images,
         in_vllm=in_vllm,
         images_in_vllm=images_in_vllm,
@@ -70,6 +66,8 @@ def _named(names: str) -> frozenset[Piece]:
 
 _NO_OUT_PROJ = "LoRA has no adapters on `out_proj` of its recurrent layers, which peft refuses"
 _NO_MLP = "LoRA has no adapters on `gate_proj`, `up_proj` and `down_proj`, which peft takes for those of the experts"
+_FILES_ALONE = "its towers are never loaded, only kept as files"
+_ALL_EXPERTS = "every token is computed by all experts, as transformers does it; those that were not chosen add nothing"
 _WHOLE_PATHS = "shared prompts are computed for each sequence anew in its Mamba 1 layers"
 
 FAMILIES: tuple[Family, ...] = (
@@ -86,13 +84,7 @@ FAMILIES: tuple[Family, ...] = (
     _row("Gemma", "gemma"),
     _row("Gemma 2", "gemma2", needs="soft_caps"),
     _row("Gemma 3", "gemma3", "gemma3_text", needs="vision", images=True),
-    _row("Gemma 3n, text", "gemma3n_text", needs="shared_keys"),
-    _row(
-        "Gemma 3n",
-        "gemma3n",
-        needs="vision audio shared_keys",
-        refused="its vision tower is of the package timm, with which it is not tested: take a gemma3n_text",
-    ),
+    _row("Gemma 3n", "gemma3n", "gemma3n_text", needs="vision audio shared_keys", limits=(_FILES_ALONE,)),
     _row("Gemma 4", "gemma4", "gemma4_text", needs="vision audio head_sizes shared_keys experts", images=True),
     _row("SmolLM3", "smollm3"),
     _row("OLMo 2", "olmo2"),
@@ -125,7 +117,7 @@ FAMILIES: tuple[Family, ...] = (
     _row("Command R7B, Command A", "cohere2"),
     _row("Seed-OSS", "seed_oss"),
     _row("Apertus", "apertus"),
-    _row("Llama 4", "llama4", "llama4_text", needs="vision experts chunked"),
+    _row("Llama 4", "llama4", "llama4_text", needs="vision experts chunked", limits=(_ALL_EXPERTS,)),
 )
 """In the order of the documentation: by who publishes them."""
 
@@ -153,7 +145,7 @@ def missing_of(config: Any, part: Part) -> str:
         return f"it has {', '.join(missing)}, which the {NAMES[part]} does not support yet{why}"
     if part == "vllm" and not family.in_vllm:
         return "vLLM 0.32 does not serve this family; use engine.type embedded"
-    return family.refused
+    return ""
 
 
 def missing_images(config: Any) -> str:

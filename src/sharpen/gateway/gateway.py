@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -168,7 +168,7 @@ class Gateway:
                 version=lambda: self.engine.version,
                 recorded=record,
             ),
-            revoke=functools.partial(self._keys.end, key),
+            revoke=partial(self._keys.end, key),
             loop=self.loop,
             owner=self._who_calls(),
             tally=tally,
@@ -245,7 +245,9 @@ class Gateway:
             return json_reply(model_body(self.model_name))
         if route == COUNT_TOKENS:
             request, _ = await self._parse(session, raw, messages_api.parse_count)
-            return json_reply({"input_tokens": await self._beside(raw, self._count, session, request)})
+            return json_reply(
+                {"input_tokens": await self._beside(raw, request, partial(self._count, session, request))}
+            )
         if (name := response_id(route)) is not None:
             return await self._stored(session, name, raw)
         if route[0] == "GET" and route[1].startswith("/models/"):
@@ -332,12 +334,8 @@ class Gateway:
         if session.tally is not None and (refusal := session.tally.admit()) is not None:
             raise refusal
         prompt = await self._prompt(session, raw, request)
-        constraint, notes = await self._beside(
-            raw,
-            lambda _, request: constraint_of(request, prompt.text, self._formats, self._renderer.added_token),
-            session,
-            request,
-        )
+        made = partial(constraint_of, request, prompt.text, self._formats, self._renderer.added_token)
+        constraint, notes = await self._beside(raw, request, made)
         self._warn(notes)
         if not session.admits(request.n):
             message = f"This rollout may make {session.max_calls} calls at most."
@@ -476,7 +474,7 @@ class Gateway:
 
     async def _prompt(self, session: Session, raw: RawRequest, request: CallRequest) -> Prompt:
         try:
-            prompt = await self._beside(raw, self._made, session, request)
+            prompt = await self._beside(raw, request, partial(self._made, session, request))
         except PromptTooLongError as error:
             raise overflow(session, error.num_tokens, request, error.limit) from None
         if len(prompt.ids_P) == 0:
@@ -490,13 +488,11 @@ class Gateway:
             raise PromptTooLongError(len(prompt.ids_P), self.engine.max_model_len, request.asked)
         return prompt
 
-    async def _beside(
-        self, raw: RawRequest, work: Callable[[Session, CallRequest], T], session: Session, request: CallRequest
-    ) -> T:
+    async def _beside(self, raw: RawRequest, request: CallRequest, work: Callable[[], T]) -> T:
         """Return what `work` makes of a request: on another thread if that takes long, since all others would wait."""
         if len(raw.body) <= LONG and not _is_heavy(request.rendered):
-            return work(session, request)
-        return await self.loop.run_in_executor(self._threads, work, session, request)
+            return work()
+        return await self.loop.run_in_executor(self._threads, work)
 
 
 def _as_dict(message: Any) -> Any:

@@ -12,7 +12,7 @@ import copy
 import functools
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,8 @@ class _ConfigKey:
 def pass_bytes(config: Any, traced: Pass) -> int:
     """Return the peak memory of the pass in bytes, for the model that a Hugging Face configuration describes. Raises
     `ModelError` for a model whose code reads the values of its tensors."""
+    if traced.lora is not None:  # packed weights cannot be traced, and live no longer
+        traced = replace(traced, lora=traced.lora.model_copy(update={"base": "own"}))
     try:
         return _pass_bytes(_ConfigKey(config), traced)
     except _READS_VALUES as error:
@@ -199,8 +201,7 @@ def _model(module: Any, traced: Pass) -> TrainedModel:
         class Adapted(_UncheckedModel, AdaptedModel):
             pass
 
-        own = traced.lora.model_copy(update={"base": "own"})  # packed weights cannot be traced, and live no longer
-        model = Adapted(module, lora=own, **settings)
+        model = Adapted(module, lora=traced.lora, **settings)
     model.use(TorchVarlen(_keep_as_flash) if traced.flash else None)
     return model
 

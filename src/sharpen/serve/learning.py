@@ -217,9 +217,10 @@ class Learning:
         """Give the trainer a batch, if it needs one and there is one."""
         total = self.recipe.config.train_dataset.total_steps
         assert total is not None
-        note, there = read_note(self.store), set(Batches(self.store).numbers())
+        batches = Batches(self.store)
+        note, there = read_note(self.store), set(batches.numbers())
         trained = 0 if note is None else note.trained
-        for refused, count in self.sessions.settle(trained, there).items():
+        for refused, count in self.sessions.settle(trained, batches, there).items():
             self.say(f"the trainer refused batch {refused} (its output says why): its {count} sessions wait again")
         number = next((one for one in range(1, total + 1) if one not in there), None)
         if number is None:
@@ -232,9 +233,12 @@ class Learning:
         used = [visit for members in chosen for visit in members]
         busy_s = self.model.gateway.busy.seconds()
         batch = make_batch(chosen, number, self.recipe.algorithm, sizes, generate_s=busy_s - self._busy_s)
-        if not self.sessions.give([visit.id for visit in used], number):
+        ids = [visit.id for visit in used]
+        if not self.sessions.give(ids, number):
             return
-        Batches(self.store).put(number, batch.to_bytes())
+        if not batches.put_new(number, batch.to_bytes()):  # another server was faster: the next number, then
+            self.sessions.take_back(ids)
+            return
         self._busy_s = busy_s
         self._batches += 1
         mean = sum(visit.reward or 0.0 for visit in used) / len(used)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sharpen.exchange.batch import ExploredBatch
+from sharpen.exchange.batch import sessions_in
 from sharpen.exchange.store import Batches
 from sharpen.files import write_whole
 from sharpen.gateway.exchange import RawRequest
@@ -67,16 +67,11 @@ class Sessions:
         """Read the sessions of before. One that was to be given to a batch is in it if the batch in the store says so,
         else it waits again. Return how many there are. Raises `JournalError` for a file that cannot be read."""
         last = max(batches.numbers(), default=None)
-
-        @functools.cache
-        def members(number: int) -> tuple[str, ...]:
-            content = batches.get(number)
-            return () if content is None else ExploredBatch.from_bytes(content).sessions
-
+        members = functools.cache(functools.partial(_members, batches))
         for file in sorted(self._folder.glob(f"*{SUFFIX}")):
             visit = Visit.from_bytes(file.read_bytes())
             number = last if visit.batch is None else visit.batch
-            batch = number if number is not None and visit.id in members(number) else None
+            batch = number if number is not None and visit.id in (members(number) or ()) else None
             visit.changed, visit.batch = batch != visit.batch, batch
             self._visits[visit.id] = self._by_key[visit.key] = visit
         self.save()
@@ -222,17 +217,30 @@ class Sessions:
         self.save()
         return True
 
-    def settle(self, trained: int, there: Collection[int]) -> dict[int, int]:
-        """Forget the sessions of batches that have trained. Those of batches that are no longer `there` wait again,
-        since the trainer refused them: return how many they are, by batch."""
+    def take_back(self, ids: Collection[str]) -> None:
+        """The sessions go to no batch: they wait again."""
         with self._lock:
-            given = [(one, one.batch) for one in self._visits.values() if one.batch is not None]
-            done = [visit for visit, number in given if number <= trained]
-            refused = [(visit, number) for visit, number in given if number > trained and number not in there]
-            for visit, _ in refused:
+            for visit in (self._visits[id_] for id_ in ids):
                 visit.batch, visit.changed = None, True
-        self.remove(done)
-        return dict(Counter(number for _, number in refused))
+
+    def settle(self, trained: int, batches: Batches, there: Collection[int]) -> dict[int, int]:
+        """Forget the sessions of batches that have trained. Those of batches that the trainer refused wait again: they
+        are no longer `there`, or one of another server has trained in their place. Return how many they are, by batch.
+        """
+        with self._lock:
+            given = [(one.id, one.batch) for one in self._visits.values() if one.batch is not None]
+        members = {number: _members(batches, number) for number in {one for _, one in given if one <= trained}}
+
+        def is_refused(id_: str, number: int) -> bool:
+            if number > trained:
+                return number not in there
+            trained_ids = members[number]
+            return trained_ids is not None and id_ not in trained_ids  # None: somebody has deleted what was trained
+
+        refused = {id_: number for id_, number in given if is_refused(id_, number)}
+        self.take_back(refused)
+        self.remove([self._visits[id_] for id_, number in given if number <= trained and id_ not in refused])
+        return dict(Counter(refused.values()))
 
     def remove(self, visits: Sequence[Visit]) -> None:
         """Forget sessions."""
@@ -300,3 +308,9 @@ class Sessions:
         if found is None:
             raise unknown("call", given.call, _GONE)
         return found, found.names[name]
+
+
+def _members(batches: Batches, number: int) -> tuple[str, ...] | None:
+    """Return the sessions of a batch; None if it is not there."""
+    content = batches.get(number)
+    return None if content is None else sessions_in(content)

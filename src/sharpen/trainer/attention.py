@@ -25,10 +25,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sharpen.blockwise import Scores
 from sharpen.errors import ModelError
+from sharpen.families.chunks import chunk_of, scaled_queries
 from sharpen.families.marks import BothWays, Shown
 from sharpen.families.pieces import Piece, text_config
 from sharpen.families.table import needs_of
-from sharpen.trainer.cascade import AttentionPart, Cascade, block_for, full_parts, window_parts
+from sharpen.trainer.cascade import AttentionPart, Cascade, block_for, chunked, full_parts, window_parts
 from sharpen.trainer.packing import Segment
 from sharpen.trainer.recurrence import Calls
 from sharpen.trainer.varlen import Paths, TorchVarlen, Varlen, check_kernel, torch_varlen, varlen_attention
@@ -60,6 +61,7 @@ class TreeLayout:
         self.max_position = max(sum(self._length(part) for part in path) for path in self.paths) - 1
         self.varlen = varlen
         self._calls: dict[bool, Calls] = {}
+        self._in_chunks: dict[int, TreeLayout] = {}
         self._parts: dict[tuple[int | None, tuple[int, int] | None, torch.dtype], tuple[AttentionPart, ...]] = {}
 
     def recurrent_calls(self, *, continues: bool) -> Calls:
@@ -67,6 +69,14 @@ class TreeLayout:
         if continues not in self._calls:
             self._calls[continues] = Calls.of(self.segments, self.positions_N.device, continues=continues)
         return self._calls[continues]
+
+    def in_chunks(self, size: int) -> TreeLayout:
+        """Return the tree cut into chunks of `size` positions, computed once for all layers."""
+        if self.max_position < size:
+            return self
+        if size not in self._in_chunks:
+            self._in_chunks[size] = TreeLayout(chunked(self.segments, size), self.positions_N, varlen=self.varlen)
+        return self._in_chunks[size]
 
     def _length(self, number: int) -> int:
         return self.segments[number].stop - self.segments[number].start
@@ -102,7 +112,7 @@ class TreeLayout:
         key = (window, block, query.dtype)
         if key not in self._parts:
             self._parts[key] = tuple(
-                full_parts(self.segments, block)
+                full_parts(self.segments, self.paths, block)
                 if window is None
                 else window_parts(self.segments, self.paths, window, query)
             )
@@ -131,6 +141,9 @@ def tree_attention(
     """
     if attention_mask is not None:
         raise ModelError(f"{type(module).__name__} uses its own attention mask, which training does not support")
+    if (chunk := chunk_of(module)) is not None:
+        tree = tree.in_chunks(chunk)
+    query = scaled_queries(module, query, tree.positions_N)
     dtype, value_size = value.dtype, value.shape[-1]
     window = sliding_window if sliding_window is not None and tree.max_position >= sliding_window else None
     scores = Scores(scale=scaling, softcap=softcap)

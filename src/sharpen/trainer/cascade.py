@@ -4,7 +4,8 @@ In: queries, keys and values of the computed tokens of a pack, its segments, and
 output, with gradients of queries, keys, values and sinks. Memory is linear in the number of tokens.
 
 With full attention a segment's keys meet its own queries (causal) and all queries of its descendants, which are one
-range; the parts are merged by their log-sum-exp. With a sliding window, each block of queries reads the keys in its
+range; the parts are merged by their log-sum-exp. Attention in chunks is full attention over a tree that is cut where
+they begin. With a sliding window, each block of queries reads the keys in its
 windows, along its path, in one part.
 
 Shape suffixes: H heads, K key/value heads, N computed tokens of a pack, L queries and S keys of a part, D head size.
@@ -48,7 +49,9 @@ class AttentionPart:
     first: bool
 
 
-def full_parts(segments: Sequence[Segment], block: tuple[int, int] | None) -> Iterator[AttentionPart]:
+def full_parts(
+    segments: Sequence[Segment], paths: Sequence[Sequence[int]], block: tuple[int, int] | None
+) -> Iterator[AttentionPart]:
     """Return the parts of full attention; with `block`, of at most that many queries and keys."""
     for segment in segments:
         own = slice(segment.start, segment.stop)
@@ -56,10 +59,39 @@ def full_parts(segments: Sequence[Segment], block: tuple[int, int] | None) -> It
             yield AttentionPart(queries=queries, keys=(queries,), sight=CAUSAL, first=True)
             for keys in _ranges(slice(own.start, queries.start), block[1] if block else None):
                 yield AttentionPart(queries=queries, keys=(keys,), sight=ALL, first=False)
-    for segment in segments:
-        for queries in _ranges(slice(segment.stop, segment.subtree_stop), block[0] if block else None):
+    for segment, below in zip(segments, _descendants(segments, paths), strict=True):
+        for queries in (some for run in below for some in _ranges(run, block[0] if block else None)):
             for keys in _ranges(slice(segment.start, segment.stop), block[1] if block else None):
                 yield AttentionPart(queries=queries, keys=(keys,), sight=ALL, first=False)
+
+
+def _descendants(segments: Sequence[Segment], paths: Sequence[Sequence[int]]) -> list[list[slice]]:
+    """Return, for each segment, the ranges in N of those that have it on their path: one range, but in a tree that is
+    cut into chunks."""
+    runs: list[list[slice]] = [[] for _ in segments]
+    for segment, path in zip(segments, paths, strict=True):
+        for number in path[:-1]:
+            start = segment.start
+            if runs[number] and runs[number][-1].stop == start:
+                start = runs[number].pop().start
+            runs[number].append(slice(start, segment.stop))
+    return runs
+
+
+def chunked(segments: Sequence[Segment], size: int) -> tuple[Segment, ...]:
+    """Cut a tree wherever a chunk of `size` positions begins: nothing before that is an ancestor of what follows."""
+    cut: list[Segment] = []
+    ends: list[tuple[int | None, int]] = []  # of each segment: its last piece, and the position behind it
+    for segment in segments:
+        parent, position = (None, 0) if segment.parent is None else ends[segment.parent]
+        start = segment.start
+        while start < segment.stop:
+            stop = min(segment.stop, start + size - position % size)
+            above = parent if position % size else None
+            cut.append(Segment(start=start, stop=stop, subtree_stop=segment.subtree_stop, parent=above))
+            parent, position, start = len(cut) - 1, position + stop - start, stop
+        ends.append((parent, position))
+    return tuple(cut)
 
 
 def window_parts(

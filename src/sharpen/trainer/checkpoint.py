@@ -39,6 +39,9 @@ _MODEL = "model"
 _NO_FOLDER = "which is no folder of this run"
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _OWN_FILES = ("weights", "optimizer", "random")
+PART_BYTES = 4 << 30
+"""The size of a file of the trainer's state: several are read and hashed at the same time. Of more than one, the second
+is `optimizer.2.safetensors`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,8 @@ def save(
                 continue
             if name == "weights":
                 policy.write_trained(partial, tensors)
-            save_file(_on_cpu(tensors), inner / f"{name}.safetensors")
+            for number, part in enumerate(parts(tensors), 1):
+                save_file(_on_cpu(part), inner / f"{name}{'' if number == 1 else f'.{number}'}.safetensors")
         save_file(_random_state(), inner / "random.safetensors")
         full_state = dict(state) if policy.adapters is None else {**state, ADAPTERS: policy.adapters}
         (inner / "state.json").write_text(json.dumps(full_state, indent=2) + "\n")
@@ -132,16 +136,16 @@ def _pieces(
 def load(directory: Path) -> SavedState:
     """Open a checkpoint. Raises `CheckpointError` if a file is missing or cannot be read."""
     inner = directory / STATE
-    master = inner / "weights.safetensors"
     try:
-        weights = [master] if master.exists() else sorted(directory.glob("*.safetensors"))
-        others = [file for file in inner.glob("*.safetensors") if file.stem not in _OWN_FILES]
+        found = {name: [inner / f"{name}.safetensors"] for name in ("optimizer", "random")}
+        for file in set(inner.glob("*.safetensors")) - {file for (file,) in found.values()}:
+            found.setdefault(file.stem.partition(".")[0], []).append(file)
         return SavedState(
-            weights=_TensorFiles(*weights),
-            optimizer_tensors=_TensorFiles(inner / "optimizer.safetensors"),
-            random_state=_TensorFiles(inner / "random.safetensors"),
+            weights=_TensorFiles(*(found.get("weights") or sorted(directory.glob("*.safetensors")))),
+            optimizer_tensors=_TensorFiles(*found["optimizer"]),
+            random_state=_TensorFiles(*found["random"]),
             state=json.loads((inner / "state.json").read_text()),
-            further={file.stem: _TensorFiles(file) for file in others},
+            further={name: _TensorFiles(*files) for name, files in found.items() if name not in _OWN_FILES},
         )
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise CheckpointError(f"cannot resume from {directory}: {error}") from error
@@ -413,6 +417,19 @@ def _random_state() -> dict[str, torch.Tensor]:
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
+
+
+def parts(tensors: Mapping[str, torch.Tensor], most: int = PART_BYTES) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield tensors, some at a time, for files of at most so many bytes (of a single larger tensor, more)."""
+    part: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if part and size + tensor.nbytes > most:
+            yield part
+            part, size = {}, 0
+        part[name] = tensor
+        size += tensor.nbytes
+    yield part
 
 
 def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

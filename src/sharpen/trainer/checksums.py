@@ -13,8 +13,8 @@ from pathlib import Path
 
 CHECKSUMS = "trainer_state/SHA256SUMS"
 _STATE = "trainer_state/"
-_OF_WEIGHTS = (f"{_STATE}weights.safetensors", f"{_STATE}state.json", CHECKSUMS)
-"""What describes the weights among the files of the trainer's state; the largest one, the optimizer's, does not."""
+_OF_WEIGHTS = (f"{_STATE}weights.", f"{_STATE}state.json", CHECKSUMS)
+"""How the files of the trainer's state begin that describe the weights; the largest, the optimizer's, do not."""
 _THREADS = 4
 
 
@@ -43,7 +43,7 @@ def changed_weights(directory: Path) -> list[str] | None:
     there = {path.relative_to(directory).as_posix() for path in directory.rglob("*.safetensors")}
     written = _written(directory)
     weights = {name for name in {*there, *written} if not name.startswith(_STATE)}
-    weights.update(name for name in written if name in _OF_WEIGHTS and (directory / name).is_file())
+    weights.update(name for name in written if name.startswith(_OF_WEIGHTS) and (directory / name).is_file())
     found = _sums(directory, [name for name in sorted(weights) if (directory / name).is_file()])
     return [name for name in sorted(weights) if name not in found or found[name] != written.get(name)]
 

@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from sharpen.errors import ModelError
 from sharpen.families.balance import Balance
 from sharpen.families.checkpoint import write_checkpoint
+from sharpen.families.chunks import take_over_scales
 from sharpen.families.configuration import read_config
 from sharpen.families.experts import experts_of, round_experts
 from sharpen.families.marks import Shown, both_ways
@@ -30,6 +31,7 @@ from sharpen.families.pieces import Piece
 from sharpen.families.recurrent import mixers_of, replace_forward
 from sharpen.families.routing import recording, routing_of, to_array
 from sharpen.families.sight import Sight, View, showing
+from sharpen.families.stand_ins import embed_all_tokens
 from sharpen.families.table import missing_images, needs_of, refuse_unsupported
 from sharpen.families.windows import short_windows
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
@@ -119,9 +121,7 @@ class TrainedModel:
         if varlen is None:
             self._varlen, attention = choose_varlen(module.config, compute_dtype, self.device)
         own_NV = self._own_logits()  # before any kernel is installed
-        decoder_of(module).set_attn_implementation(NAME)
-        for mixer in mixers_of(decoder_of(module)):
-            replace_forward(mixer, "tree", through_tree)
+        _compute_trees(module)
         liger = use_liger(module, self.device)
         if liger and (wrong := self._wrong_forward(own_NV)):
             take_out(module)
@@ -429,6 +429,16 @@ class TrainedModel:
             if with_kernel <= allowed
             else f"logprobs are off by {with_kernel:.3g} on average, without it by {rounded:.3g}"
         )
+
+
+def _compute_trees(module: Any) -> None:
+    """Let the text decoder of a model compute packed trees in place of sequences."""
+    decoder = decoder_of(module)
+    decoder.set_attn_implementation(NAME)
+    take_over_scales(module)
+    embed_all_tokens(module, decoder)
+    for mixer in mixers_of(decoder):
+        replace_forward(mixer, "tree", through_tree)
 
 
 def _is_rounded(layer: torch.nn.Module) -> bool:

@@ -115,13 +115,19 @@ def _start(config: ClusterConfig, num_actors: int) -> None:
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address="local",
-        num_cpus=max(os.cpu_count() or 1, num_actors),
-        include_dashboard=False,
-        logging_level=logging.ERROR,
-        log_to_driver=config.worker_output,
-    )
+    try:
+        ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, num_actors),
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=config.worker_output,
+        )
+    except Exception as error:  # Ray raises a bare one if its processes do not answer within 30 seconds
+        raise ConfigError(
+            f"Ray could not be started on this machine: {_reason(error)}. Start the run again when the machine is less "
+            "busy, or start Ray yourself (`ray start --head`) and give cluster.ray_address"
+        ) from error
 
 
 def _join(config: ClusterConfig) -> None:
@@ -140,11 +146,14 @@ def _join(config: ClusterConfig) -> None:
             socket.create_connection((host, int(port)), REACH_S).close()
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=config.worker_output)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"cluster.ray_address is {address!r}, but no Ray could be joined there: {reason[:300]}. `ray start --head` "
-            "starts one; leave ray_address out to start one on this machine"
+            f"cluster.ray_address is {address!r}, but no Ray could be joined there: {_reason(error)}. `ray start "
+            "--head` starts one; leave ray_address out to start one on this machine"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".")
 
 
 def _check_same(address: str | None) -> None:

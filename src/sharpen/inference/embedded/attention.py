@@ -53,11 +53,12 @@ def _additive_mask(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 
-def _hidden(query_at: torch.Tensor, key_at: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Return where a key is hidden from a query: it is later, or (sliding window) too early."""
+def _hidden(query_at: torch.Tensor, key_at: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
+    """Return where a key is hidden from a query: it is later, or (sliding window, chunk) too early."""
     hidden = key_at > query_at
-    if window is not None:
-        hidden |= key_at <= query_at - window
+    if rule.window is not None:
+        first_seen = query_at // rule.window * rule.window if rule.chunks else query_at - rule.window + 1
+        hidden |= key_at < first_seen
     return hidden
 
 
@@ -115,7 +116,7 @@ class SlotAttention:
         self._num_decode = num_decode
         self._kv_length = kv_length
         self._segments = segments
-        self._decode_masks: dict[tuple[int | None, int], torch.Tensor] = {}
+        self._decode_masks: dict[tuple[int | None, bool, int], torch.Tensor] = {}
         self._prompts = PromptAttention()
 
     def attend(
@@ -149,7 +150,7 @@ class SlotAttention:
         num_rows, length = q_BHD.shape[0], self._kv_length
         keys = kv.keys_SKDT[:num_rows, :, :, :length].flatten(0, 1)
         values = kv.values_SKTE[:num_rows, :, :length].flatten(0, 1)
-        return _attend_rows(q_BHD, keys, values, self._decode_mask(rule.window, kv, q_BHD.dtype), rule)
+        return _attend_rows(q_BHD, keys, values, self._decode_mask(rule, kv, q_BHD.dtype), rule)
 
     def _decode_window(self, kv: LayerKV, q_BHD: torch.Tensor, rule: AttentionRule, window: int) -> torch.Tensor:
         """Gather each row's last `window` keys, so that the cost does not grow with the length."""
@@ -158,19 +159,19 @@ class SlotAttention:
         first_B = (self._position_N[:num_rows] - window + 1).clamp_min(0)
         keys = kv.keys_SKDT.unfold(3, window, 1)[row_B, :, :, first_B].flatten(0, 1)
         values = kv.values_SKTE.unfold(2, window, 1)[row_B, :, first_B].transpose(2, 3).flatten(0, 1)
-        mask = self._decode_masks.get((window, kv.num_heads))
+        mask = self._decode_masks.get((window, rule.chunks, kv.num_heads))
         if mask is None:
             key_at = first_B[:, None] + torch.arange(window, device=q_BHD.device)
-            mask = _row_mask(key_at > self._position_N[:num_rows, None], kv, q_BHD.dtype)
-            self._decode_masks[(window, kv.num_heads)] = mask
+            mask = _row_mask(_hidden(self._position_N[:num_rows, None], key_at, rule), kv, q_BHD.dtype)
+            self._decode_masks[(window, rule.chunks, kv.num_heads)] = mask
         return _attend_rows(q_BHD, keys, values, mask, rule)
 
-    def _decode_mask(self, window: int | None, kv: LayerKV, dtype: torch.dtype) -> torch.Tensor:
-        mask = self._decode_masks.get((window, kv.num_heads))
+    def _decode_mask(self, rule: AttentionRule, kv: LayerKV, dtype: torch.dtype) -> torch.Tensor:
+        mask = self._decode_masks.get((rule.window, rule.chunks, kv.num_heads))
         if mask is None:
             key_at = torch.arange(self._kv_length, device=self._position_N.device)
-            hidden = _hidden(self._position_N[: self._num_decode, None], key_at, window)
-            mask = self._decode_masks[(window, kv.num_heads)] = _row_mask(hidden, kv, dtype)
+            hidden = _hidden(self._position_N[: self._num_decode, None], key_at, rule)
+            mask = self._decode_masks[(rule.window, rule.chunks, kv.num_heads)] = _row_mask(hidden, kv, dtype)
         return mask
 
 
@@ -229,5 +230,5 @@ class FixedShapeAttention:
         keys = kv.keys_SKDT[:, :, :, seen].index_select(0, slot_N).flatten(0, 1)
         values = kv.values_SKTE[:, :, seen].index_select(0, slot_N).flatten(0, 1)
         key_at = torch.arange(first, self._kv_length, device=slot_N.device)
-        hidden = _hidden(self._position_M[rows, None], key_at, rule.window)
+        hidden = _hidden(self._position_M[rows, None], key_at, rule)
         return _attend_rows(q_NHD, keys, values, _row_mask(hidden, kv, q_NHD.dtype), rule)

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sharpen.families.chunks import chunk_of, scaled_queries, take_over_scales
 from sharpen.families.modules import decoder_of
 from sharpen.inference.embedded.attention import LayoutProbe, StepAttention
 from sharpen.inference.embedded.kv import KVLayout
@@ -142,7 +143,8 @@ class FastForward:
         return attention.attend(index, qk[:, : self._heads], qk[:, self._heads :], v_NKD, layer.rule)
 
 
-_current: ContextVar[StepAttention] = ContextVar("sharpen_step_attention")
+_current: ContextVar[tuple[StepAttention, torch.Tensor]] = ContextVar("sharpen_step_attention")
+"""The attention of the step, and the positions of its rows."""
 
 
 def _slot_attention(
@@ -159,10 +161,14 @@ def _slot_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend in the current step, with the signature that transformers calls; query, key, value: [1, heads, N, D]."""
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    rule = AttentionRule(scale=float(scale), window=sliding_window, softcap=softcap, sinks_H=s_aux)
+    attention, position_N = _current.get()
+    chunk = chunk_of(module)
+    window = sliding_window if chunk is None else chunk
+    rule = AttentionRule(scale=float(scale), window=window, chunks=chunk is not None, softcap=softcap, sinks_H=s_aux)
+    query = scaled_queries(module, query, position_N)
     q_NHD, k_NKD, v_NKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     layer = int(getattr(module, "layer_idx"))  # noqa: B009 - not declared on nn.Module
-    out = _current.get().attend(layer, q_NHD, k_NKD, v_NKD, rule)
+    out = attention.attend(layer, q_NHD, k_NKD, v_NKD, rule)
     return out.view(1, out.shape[0], query.shape[1], -1), None
 
 
@@ -188,13 +194,14 @@ class GenericForward:
 
         AttentionInterface.register(ATTENTION_NAME, _slot_attention)
         decoder_of(model).set_attn_implementation(ATTENTION_NAME)
+        take_over_scales(model)
         self._model = model
 
     def logits(
         self, token_N: torch.Tensor, position_N: torch.Tensor, attention: StepAttention, rows_R: torch.Tensor
     ) -> torch.Tensor:
         """Logits [R, V] in fp32."""
-        token = _current.set(attention)
+        token = _current.set((attention, position_N))
         try:
             output = self._model(
                 input_ids=token_N.unsqueeze(0),

@@ -17,10 +17,12 @@ from sharpen.inference.embedded.matmul import has_exact_products
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRule:
     """The parameters of a layer's attention: scale, sliding window, logit softcap, and the score of each head's sink (a
-    key that every query sees, whose value is zero)."""
+    key that every query sees, whose value is zero). A window of `chunks` does not slide: it begins at the last multiple
+    of its length."""
 
     scale: float
     window: int | None = None
+    chunks: bool = False
     softcap: float | None = None
     sinks_H: torch.Tensor | None = None
 

@@ -3,7 +3,8 @@
 In: the segment's queries, and its slot's keys and values up to its end. Out: the attention output per row. Neither
 scores nor masks of all queries over all keys are ever in memory: with full attention, the fused kernel computes the
 earlier keys without a mask and the segment's own keys causally; with a sliding window, blocks of queries read only the
-keys in their windows, so that a token's cost does not depend on the length of the prompt.
+keys in their windows, so that a token's cost does not depend on the length of the prompt. Attention in chunks is full
+attention in each of them.
 
 Shape suffixes: N rows of the segment, L rows of a block, S keys of a block, H query heads, K key-value heads, D key
 size, E value size.
@@ -12,7 +13,7 @@ size, E value size.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +54,8 @@ class PromptAttention:
 
     def attend(self, q_NHD: torch.Tensor, kv: SlotKeys, rule: AttentionRule) -> torch.Tensor:
         """Return the attention output, shape [N, H * E]."""
+        if rule.window is not None and rule.chunks:
+            return self._in_chunks(q_NHD, kv, rule, rule.window)
         num_rows, heads, _ = q_NHD.shape
         out = q_NHD.new_empty(num_rows, heads * kv.values_KTE.shape[2])
         start = kv.end - num_rows
@@ -60,6 +63,15 @@ class PromptAttention:
             block = kv.since(first, start + rows.stop)
             out[rows] = self._block(q_NHD[rows], block, rule)
         return out
+
+    def _in_chunks(self, q_NHD: torch.Tensor, kv: SlotKeys, rule: AttentionRule, size: int) -> torch.Tensor:
+        """Attend in each chunk of `size` positions for itself, with full attention."""
+        start, outs = kv.end - len(q_NHD), []
+        within = replace(rule, window=None, chunks=False)
+        for first in range(start // size * size, kv.end, size):
+            rows = slice(max(first, start) - start, min(first + size, kv.end) - start)
+            outs.append(self.attend(q_NHD[rows], kv.since(first, start + rows.stop), within))
+        return torch.cat(outs)
 
     def attend_both_ways(self, q_NHD: torch.Tensor, kv: SlotKeys, rule: AttentionRule) -> torch.Tensor:
         """Attend with the queries of the last keys, each of which sees all keys that its window does not hide; shape
