@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import json
+import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,38 @@ IMAGES = {
 """What the chat template of each type writes for an image."""
 SEEING = tuple(IMAGES)
 """The model types that `make_seeing_checkpoint` makes."""
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of some 70 bytes that says it has so many pixels."""
+    parts = {b"IHDR": struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"IDAT": zlib.compress(b""), b"IEND": b""}
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part))
+        for kind, part in parts.items()
+    )
+
+
+def with_scans(number: int) -> bytes:
+    """A JPEG whose last scan follows so often."""
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (200, 10, 10)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * number + data[-2:]
+
+
+ENTITIES = b"""<?xml version="1.0"?><!DOCTYPE svg [<!ENTITY a "aaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>
+<svg xmlns="http://www.w3.org/2000/svg"><text>&b;</text></svg>"""
+"""An SVG whose text multiplies."""
+
+
+def moving(num_frames: int) -> bytes:
+    """A GIF of so many frames, the first of which is red."""
+    frames = [Image.new("RGB", (20, 12), ((200, 10, 10), (10, 10, 200))[number % 2]) for number in range(num_frames)]
+    frames[0].putpixel((0, 0), (10, 200, 10))
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    return file.getvalue()
 
 
 def draw(seed: int, width: int = 16, height: int = 16) -> Picture:
