@@ -57,6 +57,29 @@ _TABLES = {*re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", SCHEMA), "images", "
 """The names of tables that a journal may have."""
 _DAMAGE = (sqlite3.Error, ArithmeticError, AssertionError, LookupError, RecursionError, TypeError, ValueError)
 """What comes of values that are not what they should be."""
+MAX_GROUP_BYTES = 2 << 30
+"""Of the prompts that the calls of a group stand for. A call stores only what its base does not have, so that 100,000
+in a row, a file of 15 MB, stand for 10,000,000,000 messages; no run could hold those."""
+_EXPERTS_WEIGH = 16
+"""The experts of a token take that much more."""
+
+
+class _Expanded:
+    """Counts the bytes of the prompts of a group's calls. Raises `ValueError` for more than a run could hold."""
+
+    def __init__(self, most_bytes: int = MAX_GROUP_BYTES) -> None:
+        self._bytes, self._most = 0, most_bytes
+
+    def add(self, call: Call) -> None:
+        """Count one more call."""
+        experts = 0 if call.routes_NLK is None else call.routes_NLK.nbytes
+        self._bytes += call.prompt_ids_P.nbytes + 8 * (len(call.messages) + len(call.pictures))
+        self._bytes += experts // _EXPERTS_WEIGH
+        if self._bytes > self._most:
+            raise ValueError(
+                f"the calls of one group stand for more than {self._most >> 20} MiB of prompts, each with those before "
+                "it: no run made them"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +145,11 @@ def read_group_ids(path: Path | str) -> list[tuple[int, str]]:
     return [(key, id_) for key, id_, _ in _groups(path)]
 
 
-def read_groups_at(path: Path | str, keys: Iterable[int]) -> list[Group]:
-    """Return the groups with these keys in the journal."""
+def read_groups_at(path: Path | str, keys: Iterable[int], *, most_bytes: int = MAX_GROUP_BYTES) -> list[Group]:
+    """Return the groups with these keys in the journal. Raises `JournalError` for one whose calls stand for more than
+    `most_bytes` of prompts."""
     with reading(path) as connection:
-        return [_read_group(connection, key) for key in keys]
+        return [_read_group(connection, key, most_bytes) for key in keys]
 
 
 def read_groups(path: Path | str, *, group_id: str | None = None, last: int | None = None) -> Iterator[Group]:
@@ -153,7 +177,7 @@ def read_rollout_from(connection: sqlite3.Connection, key: int) -> tuple[Rollout
         (row["group_key"],),
     ).fetchone()
     task = Task(id=group["task_id"], index=group["task_index"], row=json.loads(group["row"]))
-    return _read_rollout(connection, row), task, group["version"]
+    return _read_rollout(connection, row, _Expanded()), task, group["version"]
 
 
 def read_groups_from(connection: sqlite3.Connection) -> Iterator[Group]:
@@ -418,12 +442,13 @@ def _computing(path: Path, what: str, remedy: str) -> JournalError:
     )
 
 
-def _read_group(connection: sqlite3.Connection, key: int) -> Group:
+def _read_group(connection: sqlite3.Connection, key: int, most_bytes: int = MAX_GROUP_BYTES) -> Group:
     group = connection.execute(
         "SELECT groups.*, texts.json AS row FROM groups JOIN texts ON texts.id = groups.task_row WHERE key = ?", (key,)
     ).fetchone()
     rows = connection.execute("SELECT * FROM rollouts WHERE group_key = ? ORDER BY key", (key,)).fetchall()
-    rollouts = [(row["is_final"], _read_rollout(connection, row)) for row in rows]
+    expanded = _Expanded(most_bytes)
+    rollouts = [(row["is_final"], _read_rollout(connection, row, expanded)) for row in rows]
     return Group(
         id=group["id"],
         version=group["version"],
@@ -443,7 +468,7 @@ def _read_beside(connection: sqlite3.Connection, key: int) -> str | None:
     return None if row is None else str(row["beside"])
 
 
-def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
+def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, expanded: _Expanded) -> Rollout:
     calls: list[Call] = []
     notes = _read_notes(connection, row["key"])
     requests = {note["call"]: note["request"] for note in notes}
@@ -471,6 +496,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         pictures = _read_pictures(*shown[index], base, files) if index in shown else ()
         call = replace(call, agent=agent, model=model, started=started, span=span, routes_NLK=routes_NLK)
         calls.append(replace(call, pictures=pictures) if pictures else call)
+        expanded.add(calls[-1])
     return Rollout(
         id=row["id"],
         group_id=row["group_id"],
