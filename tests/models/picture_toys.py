@@ -97,11 +97,12 @@ def draw(seed: int, width: int = 16, height: int = 16) -> Picture:
     return Picture.of(file.getvalue())
 
 
-def make_seeing_checkpoint(kind: str, folder: Path, toy_model: Path, *, seed: int = 0) -> Path:
-    """A tiny checkpoint of this type. Its tokenizer is that of `toy_model`, with the tokens of images."""
+def make_seeing_checkpoint(kind: str, folder: Path, toy_model: Path, *, seed: int = 0, wide: bool = False) -> Path:
+    """A tiny checkpoint of this type. Its tokenizer is that of `toy_model`, with the tokens of images. `wide`: with
+    heads that vLLM serves."""
     tokenizer = _tokenizer(kind, toy_model)
     tokenizer.chat_template = TEMPLATE.replace("IMAGE", IMAGES[kind])
-    module = make_module(kind, seed, **_fields(kind, tokenizer))
+    module = make_module(kind, seed, wide, **_fields(kind, tokenizer))
     with torch.no_grad():
         for parameter in module.parameters():
             if not parameter.any():  # Gemma 3's projection: all images would be the same
@@ -186,7 +187,7 @@ def own_logprobs(
     logits = own(
         input_ids=ids[None],
         **{kinds: (ids == eyes.image_token_id).int()[None]},
-        **{name: _joined([one[name] for one in features]) for name in features[0]},
+        **{name: _joined([one[name] for one in features]) for name in (features[0] if features else ())},
     ).logits[0]
-    at = torch.tensor(list(targets))
+    at = torch.tensor(list(targets), dtype=torch.long)
     return logits.log_softmax(-1)[at - 1, ids[at]]
