@@ -27,7 +27,7 @@ named, before a weight is read.
 
 A checkpoint with towers (images, sound) is trained as a text model: its towers are frozen, and are written back byte
 for byte, with all else that transformers does not load. `images` says whether they are read in requests: by the
-checkpoint's own processor, with the embedded engine.
+checkpoint's own processor, with the embedded engine, and with vLLM unless the last column says no.
 
 `vLLM` says what Sharpen does not refuse with vLLM as the engine; whether vLLM serves the family is vLLM's to say.
 """

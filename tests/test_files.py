@@ -1,6 +1,8 @@
 """Files that others read are whole at any time, whoever writes them and where."""
 
+import errno
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -138,3 +140,39 @@ def test_what_cannot_be_written_is_named(check, tmp_path: Path):
         assert error.value.filename == str(path)
     check(tmp_path / "new")
     assert list(partial_files(tmp_path)) == []
+
+
+def test_a_file_and_then_its_name_are_on_disk(tmp_path: Path):
+    """Red without the flush of the folder (a power cut took the new name back), with one before the name is there, or
+    without that of the content (the name was there, the file empty)."""
+    path, flushed = tmp_path / "file", []
+    path.write_text("before")
+
+    def flush(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        kind = "folder" if stat.S_ISDIR(found.st_mode) else "file"
+        if kind == "folder":
+            assert os.path.samestat(found, tmp_path.stat())
+        flushed.append((kind, found.st_size if kind == "file" else None, path.read_text()))
+
+    write_whole(path, "after", flush=flush)
+    assert flushed == [("file", len("after"), "before"), ("folder", None, "after")]
+    write_whole(path, "later", lasting=False, flush=flush)
+    assert len(flushed) == 2
+
+
+@pytest.mark.parametrize(("number", "harmless"), [(errno.EINVAL, True), (errno.ENOTSUP, True), (errno.EIO, False)])
+def test_a_file_system_that_cannot_flush_folders_is_no_failure(number: int, harmless: bool, tmp_path: Path):
+    """Red with each error of the flush suppressed, and with none."""
+
+    def flush(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    if harmless:
+        write_whole(tmp_path / "file", "text", flush=flush)
+    else:
+        with pytest.raises(OSError, match="file") as caught:
+            write_whole(tmp_path / "file", "text", flush=flush)
+        assert caught.value.errno == number
+    assert (tmp_path / "file").read_text() == "text"

@@ -76,7 +76,7 @@ IMPORTS: Mapping[str, set[str]] = {
     },
     "several": set(),
     "view": {"monitor", "rollout", "experience", "diagnose", "transcript", "several"},
-    "report": {"families", "monitor", "experience", "trainer", "transcript", "view"},
+    "report": {"families", "monitor", "experience", "rollout", "trainer", "transcript", "view"},
     "rescore": {"rollout", "transcript"},
     "trials": {"monitor", "rollout"},
     "model_selection": {"tasks", "monitor", "rollout", "recipe", "execution", "decide", "trials"},

@@ -70,10 +70,10 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     recipe = _recipe(problems, config)
     _check_machine(problems, config, serves=serves)
     problems.check(check_base, config, engine, serves=True)
-    problems.check(check_towers, config, engine)
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     folder = _model_folders(config, serves=serves)
+    check_towers(config, engine, folder)
     notices += (formats_line(config.model, folder),) if serves else ()
     teacher = teacher_folder(config, recipe.algorithm)
     if teacher is not None:
@@ -146,10 +146,10 @@ def decide_learning_server(config: RunConfig) -> Job[RolloutRecipe]:
     _check_machine(problems, config, serves=True, has_tasks=False)
     problems.check(check_base, config.model_copy(update={"mode": "train"}), engine, serves=True)
     problems.check(_check_learns_from_use, config, recipe)
-    problems.check(check_towers, config, engine)
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     folder = _model_folders(config, serves=True)
+    check_towers(config, engine, folder)
     notices += (formats_line(config.model, folder),)
     return Job(recipe=recipe, workflow=None, judge=None, folder=folder, engine=engine, notices=notices)
 

@@ -8,18 +8,21 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _PARTIAL = ".partial"
 _ELSEWHERE = re.compile(r"global_step_\d+|exchange|images")
 
 
-def write_whole(path: Path, content: bytes | str, *, lasting: bool = True) -> None:
+def write_whole(
+    path: Path, content: bytes | str, *, lasting: bool = True, flush: Callable[[int], None] = os.fsync
+) -> None:
     """Write a file that other processes see whole or not at all, and that is on disk when this returns; one that can be
     made again need not be (`lasting`). Text is written as UTF-8; what that cannot hold (half of a surrogate pair) as an
     escape. Several threads and processes may write the same file: one of them wins. Who may read it stays as it is;
-    other names of the same file (hard links) keep what it held. Raises `OSError` with the name of the file."""
+    other names of the same file (hard links) keep what it held. `flush` puts what a descriptor of a file or of a folder
+    stands for on disk. Raises `OSError` with the name of the file."""
     if isinstance(content, str):
         content = content.encode("utf-8", "backslashreplace")
     try:
@@ -30,25 +33,25 @@ def write_whole(path: Path, content: bytes | str, *, lasting: bool = True) -> No
         elif path.exists() and not path.is_file():  # a device, a pipe: nothing to replace
             path.write_bytes(content)
         else:
-            _replace(path, content, lasting=lasting)
+            _replace(path, content, flush if lasting else None)
     except OSError as error:
         error.filename, error.filename2 = os.fspath(path), None
         raise
 
 
-def _replace(path: Path, content: bytes, *, lasting: bool) -> None:
+def _replace(path: Path, content: bytes, flush: Callable[[int], None] | None) -> None:
     partial = partial_of(path)
     try:
         with partial.open("xb") as file:
             with contextlib.suppress(OSError):  # a new file, or a file system without modes
                 partial.chmod(path.stat().st_mode & 0o777)
             file.write(content)
-            if lasting:
+            if flush is not None:
                 file.flush()
-                os.fsync(file.fileno())
+                flush(file.fileno())
         partial.replace(path.resolve())
-        if lasting:
-            _flush_folder(partial.parent)
+        if flush is not None:
+            flush_folder(partial.parent, flush)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -126,13 +129,13 @@ def partial_files(folder: Path) -> Iterator[Path]:
     return folder.glob(f".*{_PARTIAL}")
 
 
-def _flush_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk, where the file system can."""
+def flush_folder(folder: Path, flush: Callable[[int], None] = os.fsync) -> None:
+    """Put the names in a folder on disk, where the file system can. Raises `OSError`."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        flush(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
             raise

@@ -94,6 +94,10 @@ class Span:
 _FIRST_BYTES: Mapping[bytes, str] = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
 
 
+MAX_PICTURE_BYTES = 64 << 20
+"""Of the file of a recorded image: more than any request may send."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Picture:
     """An image file as the agent sent it: its `content`, or the `path` of a recorded one, which is read when its `data`
@@ -117,9 +121,12 @@ class Picture:
         try:
             if self.path.exists() and not self.path.is_file():
                 raise ImageError(f"the image {self.path} of a recorded call is no file")
-            content = self.path.read_bytes()
+            with self.path.open("rb") as file:
+                content = file.read(MAX_PICTURE_BYTES + 1)
         except OSError as error:
             raise ImageError(f"the image {self.path} of a recorded call cannot be read: {error.strerror}") from error
+        if len(content) > MAX_PICTURE_BYTES:
+            raise ImageError(f"the image {self.path} of a recorded call has more than {MAX_PICTURE_BYTES} bytes")
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise ImageError(f"the image {self.path} of a recorded call has been changed: its hash is another")
         return content

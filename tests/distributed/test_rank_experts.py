@@ -38,18 +38,19 @@ def with_other_experts(module):
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("family", "config"),
     [
-        {},
-        {"gradient_checkpointing": True},
-        {"gradient_checkpointing": True, "balance_coef": 0.5},
-        {"gradient_checkpointing": True, "lora": LoraConfig(rank=2, experts=True)},
+        ("qwen3_moe", {}),
+        ("qwen3_moe", {"gradient_checkpointing": True}),
+        ("qwen3_moe", {"gradient_checkpointing": True, "balance_coef": 0.5}),
+        ("qwen3_moe", {"gradient_checkpointing": True, "lora": LoraConfig(rank=2, experts=True)}),
+        ("llama4_text", {"gradient_checkpointing": True}),
     ],
 )
-def test_same_losses_and_weights_as_one_process(tmp_path, config):
+def test_same_losses_and_weights_as_one_process(tmp_path, family, config):
     """The balance loss is of the whole update on each rank. Red when a layer that is gathered again for the backward
     pass chooses experts by itself."""
-    module = make_experts("qwen3_moe")
+    module = make_experts(family)
     module.save_pretrained(tmp_path / "model")
     toy = Toy(folder=tmp_path / "model", experiences=with_other_experts(module))
     plan = make_plan(toy, **config)

@@ -100,6 +100,34 @@ def test_numbers_that_changed_are_found_in_trimmed_steps_too(copied):
     assert any(problem.startswith("step 1: ") and "expected" in problem for problem in problems)
 
 
+def test_evaluations_of_old_steps_lose_their_text_too(tmp_path, toy_model_dir, toy_dataset, capsys):
+    """Red before: `evaluations.db` grew by what each of them said. Those before and after the training are compared."""
+    folder = run(
+        tmp_path,
+        toy_model_dir,
+        toy_dataset,
+        steps=3,
+        **{
+            "journal.keep_steps": 1,
+            "evaluation.before_and_after": True,
+            "algorithm.eval_interval_steps": 1,
+            "evaluation.max_tasks": 2,
+            "eval_dataset.path": str(toy_dataset),
+            "eval_dataset.split": "train",
+        },
+    )
+    groups = list(read_groups(folder / "evaluations.db"))
+    trimmed = {group.id.split("/")[0]: group.rollouts[0].trimmed for group in groups}
+    assert trimmed == {"before": False, "step-1": True, "step-2": False, "after": False}
+    task = groups[0].task.id
+    assert main(["show", str(folder), "--task", task]) == 0
+    assert SAID in capsys.readouterr().out
+    old = next(group.rollouts[0] for group in groups if group.rollouts[0].trimmed)
+    assert main(["show", str(folder), "--rollout", old.id]) == 0
+    assert "journal.keep_steps" in capsys.readouterr().out
+    assert main(["report", str(folder)]) == 0
+
+
 def test_states_that_only_text_showed_cannot_be_certified(tmp_path, toy_model_dir, toy_dataset):
     """Refused before the run; a journal that was trimmed all the same does not hold, and says which step."""
     with pytest.raises(ConfigError, match=r"journal\.keep_steps is 1.*gigpo"):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Gemma3Config, Qwen3VLConfig
 
 from sharpen.config.extras import install_command
 from sharpen.config.load import resolve
@@ -105,18 +106,20 @@ def test_each_actor_has_one_engine_and_its_device_is_ray_s_to_choose(make):
         check_engine(make(engine__device="cuda:1", execution="ray"))
 
 
-@pytest.mark.parametrize("place", [{"execution": "ray"}, {"mode": "train", "name": "n"}])
-def test_no_tower_learns_from_vllm_in_another_process(make, place):
-    """Red before: nobody had chosen the engine yet, so it was not asked."""
-    config = make(**place, trainer__train_towers=True, engine__type="vllm")
-    with pytest.raises(ConfigError, match=r"trainer.train_towers is true.*vllm"):
-        decide_rollouts(config, agent, None)
+def test_no_tower_learns_from_a_vllm_that_is_given_no_images(make, tmp_path):
+    """In another process too, where nobody has chosen the engine yet."""
+    for kind, config in {"gemma3": Gemma3Config(), "qwen3_vl": Qwen3VLConfig()}.items():
+        config.save_pretrained(tmp_path / kind)
+    trains = {"trainer__train_towers": True, "model__model_path": str(tmp_path / "gemma3")}
+    refused = r"trainer.train_towers is true.*vllm.*Gemma 3"
+    with pytest.raises(ConfigError, match=refused):
+        decide_rollouts(make(**trains, mode="train", name="n", engine__type="vllm"), agent, None)
     vllm = EngineChoice(type="vllm", reason="installed, with 1 GPU(s)")
-    by_itself = make(**place, trainer__train_towers=True)
-    with pytest.raises(ConfigError, match=r"trainer.train_towers is true.*vllm"):
-        check_towers(by_itself, vllm)
-    check_towers(by_itself, None)
-    check_towers(make(**place), vllm)
+    with pytest.raises(ConfigError, match=refused):
+        check_towers(make(**trains, execution="ray"), vllm, tmp_path / "gemma3")
+    check_towers(make(**trains), None, tmp_path / "gemma3")
+    check_towers(make(), vllm, tmp_path / "gemma3")
+    check_towers(make(**trains), vllm, tmp_path / "qwen3_vl")
 
 
 def test_auxiliary_models_have_engines_and_gpus_of_their_own_with_vllm(make):

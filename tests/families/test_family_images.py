@@ -4,13 +4,13 @@ import io
 
 import numpy as np
 import pytest
-from picture_toys import SEEING, draw, make_seeing_checkpoint, written
+from picture_toys import ENTITIES, SEEING, bomb, draw, make_seeing_checkpoint, moving, with_scans, written
 from PIL import Image, ImageOps
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from sharpen.errors import ImageError, ModelError
-from sharpen.families.images import MAX_PIXELS, eyes_of, open_image
+from sharpen.families.images import MAX_PIXELS, MAX_SCANS, eyes_of, open_image
 from sharpen.families.sight import Sight
 from sharpen.types import Picture
 
@@ -148,6 +148,43 @@ def test_what_is_transparent_is_white(mode):
 def test_what_is_no_image_is_named(eyes, data, message):
     with pytest.raises(ImageError, match=message):
         eyes.features(Picture.of(data))
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize(("width", "height"), [(8193, 8192), (12_000, 10_000), (50_000, 50_000), (2**31 - 1, 1)])
+def test_a_small_file_of_many_pixels_is_refused_before_they_are_made(width, height):
+    """Red with Pillow's own bounds alone: it warns of the second, and makes the pixels of both that come first."""
+    with pytest.raises(ImageError, match=r"too large: at most|DecompressionBombError"):
+        open_image(bomb(width, height))
+
+
+def test_a_jpeg_of_many_scans_is_refused():
+    """Each draws all its pixels anew. Red with any number decoded: 95 bytes cost 23 ms at 64 million pixels, a file of
+    20 MB more than an hour."""
+    few = np.asarray(open_image(with_scans(MAX_SCANS - 9)))
+    assert np.array_equal(few, np.asarray(open_image(with_scans(1))))
+    with pytest.raises(ImageError, match="more than 64 scans"):
+        open_image(with_scans(MAX_SCANS + 1))
+
+
+def test_what_looks_like_a_scan_in_a_text_of_a_jpeg_is_none():
+    """Red when the bytes of a scan are counted wherever they stand."""
+    image = Image.new("RGB", (20, 12))
+    assert open_image(saved(image, "JPEG", comment=b"\xff\xda" * 500)).size == (20, 12)
+
+
+@pytest.mark.parametrize("num_frames", [1, 300])
+def test_of_a_moving_image_the_first_frame_is_read(num_frames):
+    image = open_image(moving(num_frames))
+    assert (image.size, image.getpixel((0, 0)), image.getpixel((5, 5))) == ((20, 12), (10, 200, 10), (200, 10, 10))
+    with pytest.raises(ImageError):
+        open_image(moving(num_frames)[:40])
+
+
+def test_a_drawing_is_no_image():
+    """Its entities are never looked at."""
+    with pytest.raises(ImageError, match="no image"):
+        open_image(ENTITIES)
 
 
 def test_a_model_without_a_tower_has_no_eyes(toy_model_dir):

@@ -6,15 +6,13 @@ import asyncio
 import base64
 import io
 import json
-import struct
 import threading
-import zlib
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from picture_toys import draw, make_seeing_checkpoint
+from picture_toys import ENTITIES, bomb, draw, make_seeing_checkpoint, moving, with_scans
 from PIL import Image
 from scripted import toy_tokenizer
 from transformers import AutoConfig, AutoTokenizer
@@ -172,16 +170,6 @@ def test_a_tool_s_result_may_hold_an_image(seeing: Any, path: str) -> None:
     assert "".join(one.get("text", "") for one in content) == ("Error: a\nb" if path == MESSAGES else "a\nb")
 
 
-def png(width: int, height: int) -> bytes:
-    """A small file that says it has so many pixels."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
-
-
 def saved(kind: str, size: tuple[int, int] = (8, 8)) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", size).save(file, kind)
@@ -192,12 +180,15 @@ UNREADABLE: dict[str, bytes] = {
     "empty": b"",
     "no image": b"hello" * 20,
     "cut off": draw(1, 64, 64).data[:300],
-    "a bomb": png(50_000, 50_000),
-    "a large one": png(9_000, 9_000),
-    "a wrong head": png(0, 5),
+    "a bomb": bomb(50_000, 50_000),
+    "a large one": bomb(9_000, 9_000),
+    "a wrong head": bomb(0, 5),
     "another format": saved("BMP"),
     "a drawing": b'<svg xmlns="http://www.w3.org/2000/svg"/>',
+    "entities": ENTITIES,
     "a thread": saved("PNG", (4000, 1)),
+    "many scans": with_scans(500),
+    "a cut film": moving(30)[:40],
 }
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import json
+import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,38 @@ SEEING = tuple(IMAGES)
 """The model types that `make_seeing_checkpoint` makes."""
 
 
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of some 70 bytes that says it has so many pixels."""
+    parts = {b"IHDR": struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"IDAT": zlib.compress(b""), b"IEND": b""}
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part))
+        for kind, part in parts.items()
+    )
+
+
+def with_scans(number: int) -> bytes:
+    """A JPEG whose last scan follows so often."""
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (200, 10, 10)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * number + data[-2:]
+
+
+ENTITIES = b"""<?xml version="1.0"?><!DOCTYPE svg [<!ENTITY a "aaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>
+<svg xmlns="http://www.w3.org/2000/svg"><text>&b;</text></svg>"""
+"""An SVG whose text multiplies."""
+
+
+def moving(num_frames: int) -> bytes:
+    """A GIF of so many frames, the first of which is red."""
+    frames = [Image.new("RGB", (20, 12), ((200, 10, 10), (10, 10, 200))[number % 2]) for number in range(num_frames)]
+    frames[0].putpixel((0, 0), (10, 200, 10))
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
 def draw(seed: int, width: int = 16, height: int = 16) -> Picture:
     """An image of random pixels."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -63,11 +97,12 @@ def draw(seed: int, width: int = 16, height: int = 16) -> Picture:
     return Picture.of(file.getvalue())
 
 
-def make_seeing_checkpoint(kind: str, folder: Path, toy_model: Path, *, seed: int = 0) -> Path:
-    """A tiny checkpoint of this type. Its tokenizer is that of `toy_model`, with the tokens of images."""
+def make_seeing_checkpoint(kind: str, folder: Path, toy_model: Path, *, seed: int = 0, wide: bool = False) -> Path:
+    """A tiny checkpoint of this type. Its tokenizer is that of `toy_model`, with the tokens of images. `wide`: with
+    heads that vLLM serves."""
     tokenizer = _tokenizer(kind, toy_model)
     tokenizer.chat_template = TEMPLATE.replace("IMAGE", IMAGES[kind])
-    module = make_module(kind, seed, **_fields(kind, tokenizer))
+    module = make_module(kind, seed, wide, **_fields(kind, tokenizer))
     with torch.no_grad():
         for parameter in module.parameters():
             if not parameter.any():  # Gemma 3's projection: all images would be the same
@@ -152,7 +187,7 @@ def own_logprobs(
     logits = own(
         input_ids=ids[None],
         **{kinds: (ids == eyes.image_token_id).int()[None]},
-        **{name: _joined([one[name] for one in features]) for name in features[0]},
+        **{name: _joined([one[name] for one in features]) for name in (features[0] if features else ())},
     ).logits[0]
-    at = torch.tensor(list(targets))
+    at = torch.tensor(list(targets), dtype=torch.long)
     return logits.log_softmax(-1)[at - 1, ids[at]]

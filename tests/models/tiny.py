@@ -127,20 +127,34 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mistral3": {"text": {"model_type": "mistral"}, "vision": {**_EYES, "model_type": "pixtral"}},
 }
 
+_WIDE_TEXT = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+WIDE: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {
+        "text": {**_WIDE_TEXT, "rope_parameters": {"rope_type": "default", "mrope_section": [8, 4, 4]}},
+        "vision": {"out_hidden_size": 64},
+    },
+    "gemma3": {"text": {**_WIDE_TEXT, "query_pre_attn_scalar": 32}},
+    "mistral3": {"text": _WIDE_TEXT},
+}
+"""Heads of the smallest size of vLLM's attention on a CPU, by type."""
 
-def make_config(kind: str, **fields: Any) -> Any:
-    """The configuration of a tiny model of this type, with more `fields` if it has towers."""
+
+def make_config(kind: str, wide: bool = False, **fields: Any) -> Any:
+    """The configuration of a tiny model of this type, with more `fields` if it has towers. `wide`: with the heads of
+    `WIDE`."""
     settings = SETTINGS[kind]
+    if wide:
+        settings = {name: {**value, **WIDE[kind].get(name, {})} for name, value in settings.items()}
     if "text" not in settings:
         return CONFIG_MAPPING[kind](**{**_SIZES, **settings})
     towers = {f"{name}_config": value for name, value in settings.items() if name != "text"}
     return CONFIG_MAPPING[kind](text_config={**_SIZES, **settings["text"]}, **towers, **fields)
 
 
-def make_module(kind: str, seed: int = 0, **fields: Any) -> Any:
+def make_module(kind: str, seed: int = 0, wide: bool = False, **fields: Any) -> Any:
     """A model of this type with random weights, norms and biases too, so that a forgotten one shows."""
     torch.manual_seed(seed)
-    config = make_config(kind, **fields)
+    config = make_config(kind, wide, **fields)
     module = class_for(config).from_config(with_stand_ins(config))
     with torch.no_grad():
         for name, parameter in module.named_parameters():

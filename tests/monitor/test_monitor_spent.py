@@ -57,3 +57,14 @@ def test_the_live_block_shows_them_and_what_is_done_now_within_80_columns(parts)
     assert "training 0.0s" in lines[4]
     display.doing("")
     display.close()
+
+
+def test_many_steps_take_no_more_memory_than_one():
+    """Red when the times of each step are kept until the end of the run."""
+    total: dict[str, float] = {}
+    steps = [step(2.0, 1.0, 0.5, 0.4, 0.1), step(6.0, 5.0, 0.0, 6.0, 0.1), {"time/step_s": 5.0}]
+    for one in steps:
+        total = spent.plus(total, {**one, "time/rollout_s": 1.0, "reward/mean": 0.5})
+    assert spent.shares([total]) == spent.shares(steps)
+    assert len(total) == 5
+    assert spent.shares([{}]) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,37 @@ def test_without_rollouts_the_held_out_loss_decides_and_less_is_better(change, k
     assert verdict.original == (kind != "better")
     assert verdict.difference == pytest.approx(-change, abs=0.1)
     assert is_best_loss(after, None, before) == (change < 0 or (change == 0 and verdict.difference > 0))
+
+
+def test_tasks_that_ran_out_of_time_are_named_with_the_difference_without_them():
+    """Red without `_about_time`: on a busy machine 199 of 512 tasks of the first evaluation met their time limit, and
+    the verdict said better by +0.906, no more."""
+    late = [str(task) for task in range(40)]
+    before = replace(evaluation(0.4), sampled=right(0.2, start=40), out_of_time={"sampled": late})
+    after = replace(evaluation(0.6), out_of_time={"sampled": ["39", "199"]})
+    verdict = judged(before, after)
+    rest = paired_difference(
+        {task: reward for task, reward in before.sampled.items() if task not in late and task != "199"},
+        {task: reward for task, reward in after.sampled.items() if task not in late and task != "199"},
+    )
+    assert verdict.kind == "better"
+    assert verdict.remarks == (
+        "40 tasks before and 2 after ran out of time and count as failed; without them: "
+        f"{rest.difference:+.3f} [{rest.low:+.3f}, {rest.high:+.3f}] (159 tasks)",
+    )
+    assert rest.difference == pytest.approx(40 / 159)
+    assert verdict.difference == pytest.approx(0.4)
+
+
+def test_too_few_tasks_without_those_out_of_time_decide_nothing_more():
+    before = replace(evaluation(0.2), out_of_time={"sampled": [str(task) for task in range(195)]})
+    (remark,) = judged(before, evaluation(0.6)).remarks
+    assert remark == "195 tasks before and 0 after ran out of time and count as failed: 5 are left without them"
+
+
+def test_the_best_step_is_the_one_whose_time_is_looked_at():
+    best = replace(evaluation(0.9), out_of_time={"sampled": ["0"]})
+    last = replace(evaluation(0.5), out_of_time={"sampled": ["1", "2"]})
+    verdict = judged(evaluation(0.2), last, best, num_earlier=1)
+    assert verdict.step == 20
+    assert any(remark.startswith("0 tasks before and 1 after ran out of time") for remark in verdict.remarks)

@@ -1,5 +1,6 @@
 """Memory of a pass without contents: the same as with contents, linear in depth, and by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qw
 
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ModelError
-from sharpen.plan.live import LiveBytes, Pass, _one_sequence, _peaks, pass_bytes
+from sharpen.plan.live import LiveBytes, Pass, _one_sequence, _pass_bytes, _peaks, pass_bytes
 from sharpen.trainer.model import TrainedModel
 
 
@@ -155,6 +156,16 @@ class Curious(Qwen3ForCausalLM):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.model = CuriousBody(config)
+
+
+def test_what_changes_no_pass_is_not_traced_again() -> None:
+    """The base of adapters, with which docs/make_memory.py would take twice as long. Red when `pass_bytes` keeps it in
+    the key."""
+    config, traced = model_config("qwen3"), Pass(num_tokens=40, num_loss_tokens=8, bfloat16=True)
+    before = _pass_bytes.cache_info().misses
+    found = {pass_bytes(config, replace(traced, lora=LoraConfig(rank=2, base=base))) for base in ("own", "nf4")}
+    assert len(found) == 1
+    assert _pass_bytes.cache_info().misses == before + 1
 
 
 def test_a_model_that_looks_at_contents_cannot_be_planned() -> None:

@@ -66,6 +66,24 @@ def test_the_model_as_gguf(run, tmp_path, toy_model_dir, monkeypatch, capsys):
     assert "unknown architecture" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("towers", [(), ("vision_config",), ("vision_config", "audio_config")])
+def test_a_gguf_says_which_towers_it_has_not(run, tmp_path, monkeypatch, capsys, towers):
+    """llama.cpp's converter leaves them out in silence. Red when `_not_in_gguf` returns nothing."""
+    (run / "global_step_3").mkdir()
+    (run / "global_step_3" / "config.json").write_text(json.dumps({tower: {"depth": 1} for tower in towers}))
+    converter = tmp_path / "convert_hf_to_gguf.py"
+    converter.write_text("import sys\nopen(sys.argv[3], 'w').write(sys.argv[1])\n")
+    converter.chmod(converter.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ["export", str(run), "--for", "gguf", "--to", str(tmp_path / "model.gguf"), "--json"]
+    assert main(words) == 0
+    left_out = json.loads(capsys.readouterr().out)["left_out"]
+    assert len(left_out) == bool(towers)
+    for tower, name in zip(towers, ("a vision tower", "an audio tower"), strict=False):
+        assert name in left_out[0], tower
+    assert all("--mmproj" in line for line in left_out)
+
+
 def test_the_original_is_not_handed_on(tmp_path, capsys):
     verdict = {"kind": "worse", "original": True, "model": "org/base", "text": "worse by 0.1"}
     run = make_run(tmp_path, {"test/0": (("a", 1.0), ("b", 0.0))}, summary={"verdict": verdict})

@@ -77,7 +77,7 @@ def make_run(
         "low": 0.1,
         "high": 0.9,
         "num_tasks": len(answers),
-        "remarks": [],
+        "remarks": ["3 tasks before and 0 after ran out of time"],
     }
     summary = {"verdict": verdict, "steps": 3, "seconds": 90.0, "sampled_tokens": 1234, "peak_memory_mb": 2048.0}
     certificate = {"holds": True, "checks": [{"name": "ids", "checked": 7, "broken": 0, "first": None}]}

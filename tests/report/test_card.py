@@ -27,6 +27,7 @@ def test_every_kept_checkpoint_has_one(run):
     assert MARK in text
     assert "The base." not in text
     assert "This is the checkpoint to use" in text
+    assert "ran out of time" in text, "a remark below the verdict"
     assert "| held-out, sampled | 4 |" in text
     earlier = (run / "global_step_1" / "README.md").read_text()
     assert "This is the checkpoint to use" not in earlier

@@ -68,6 +68,25 @@ def test_trap_33_an_agent_that_raises_is_worth_what_one_that_gives_nothing_is(
     ]
 
 
+def test_tasks_that_a_time_limit_ended_are_kept_apart(make_runner: MakeRunner, serving: FakeServing) -> None:
+    """Red when `out_of_time` is left out of the evaluation, or of what a checkpoint keeps of it; or has what was
+    repeated and ended well, or failed otherwise."""
+
+    async def slow(task: Any, model: Any) -> float:
+        model.call()
+        if task["kind"] == "hangs":
+            await asyncio.Event().wait()
+        if task["kind"] == "raises":
+            raise KeyError("no field x")
+        return 1.0
+
+    tasks = [{"kind": kind} for kind in ("fine", "hangs", "raises")]
+    found, _ = evaluate(make_runner(slow, timeout_s=0.2), serving, *tasks)
+    assert found.sampled == {"train/0": 1.0, "train/1": 0.0, "train/2": 0.0}
+    assert found.out_of_time == {"greedy": ["train/1"], "sampled": ["train/1"]}
+    assert evaluation_from_json(evaluation_to_json(found)) == found
+
+
 def test_an_evaluation_that_a_cache_answered_is_no_result(make_runner: MakeRunner, serving: FakeServing) -> None:
     """Red when `_reasons_against` (evaluation.py) does not look at rollouts without calls. DSPy did this by default:
     greedy asks, sampled is answered from memory."""

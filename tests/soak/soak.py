@@ -46,9 +46,20 @@ MAX_BYTES_PER_ROLLOUT = 4000
 """Of `run.db`: two calls of 8 tokens, and what a failure leaves."""
 
 
+class MallocInfo(ctypes.Structure):
+    """What glibc's `mallinfo2` tells of its arenas, in bytes."""
+
+    _fields_ = [
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What a process holds after so many rollouts; `objects` are those that Python's collector knows."""
+    """What a process holds after so many rollouts. `memory_mb` is resident; `in_use_mb` is what was asked of malloc and
+    not given back (the rest of its memory is the allocator's); `blocks` are those of Python's allocator for small ones,
+    which is another; `objects` are those that Python's collector knows."""
 
     rollouts: int
     memory_mb: float
@@ -56,13 +67,20 @@ class Sample:
     threads: int
     objects: int
     journal_mb: float
+    in_use_mb: float = 0.0
+    blocks: int = 0
 
 
 def measure(rollouts: int, journal: Path) -> Sample:
     """Measure this process (Linux) and the journal with its log. What the allocator only keeps is given back first."""
     gc.collect()
+    in_use = 0
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
-        ctypes.CDLL(None).malloc_trim(0)
+        library = ctypes.CDLL(None)
+        library.malloc_trim(0)
+        library.mallinfo2.restype = MallocInfo
+        info = library.mallinfo2()
+        in_use = info.uordblks + info.hblkhd
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     sizes = [path.stat().st_size for path in journal.parent.glob(f"{journal.name}*")]
     return Sample(
@@ -72,6 +90,8 @@ def measure(rollouts: int, journal: Path) -> Sample:
         threads=threading.active_count(),
         objects=len(gc.get_objects()),
         journal_mb=sum(sizes) / (1 << 20),
+        in_use_mb=in_use / (1 << 20),
+        blocks=sys.getallocatedblocks(),
     )
 
 
@@ -187,13 +207,14 @@ def problems(samples: Sequence[Sample]) -> list[str]:
 
 def table(way: str, samples: Sequence[Sample]) -> list[str]:
     """Return some of the samples as lines, and the growth of each number per 1,000 rollouts."""
-    lines = [f"{way:<12} rollouts  memory MB  files  threads   objects  run.db MB"]
+    lines = [f"{way:<12} rollouts  memory MB  in use MB   blocks  files  threads   objects  run.db MB"]
     for one in samples[:: max(len(samples) // 8, 1)]:
         lines.append(
-            f"{'':<12} {one.rollouts:>8}  {one.memory_mb:>9.1f}  {one.files:>5}  {one.threads:>7}  {one.objects:>8}"
-            f"  {one.journal_mb:>9.2f}"
+            f"{'':<12} {one.rollouts:>8}  {one.memory_mb:>9.1f}  {one.in_use_mb:>9.1f}  {one.blocks:>7}  {one.files:>5}"
+            f"  {one.threads:>7}  {one.objects:>8}  {one.journal_mb:>9.2f}"
         )
-    grown = {name: slope(samples, name) for name in ("memory_mb", "files", "threads", "objects", "journal_mb")}
+    names = ("memory_mb", "in_use_mb", "blocks", "files", "threads", "objects", "journal_mb")
+    grown = {name: slope(samples, name) for name in names}
     lines += [f"  {name} per 1,000 rollouts: {growth:+.2f} ± {error:.2f}" for name, (growth, error) in grown.items()]
     return lines
 

@@ -3,13 +3,16 @@
 import base64
 import io
 
+import datasets
 import pytest
-from picture_toys import draw
+from picture_toys import ENTITIES, bomb, draw
 from PIL import Image
 
+from sharpen.config.run import DatasetConfig
 from sharpen.errors import DatasetError
 from sharpen.experience.images import stand_in
 from sharpen.tasks.images import data_url, with_images
+from sharpen.tasks.source import load_tasks
 
 PNG = draw(1).data
 URL = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
@@ -92,3 +95,15 @@ def test_an_image_in_a_row_stands_for_the_same_text_whenever_it_is_read():
     images = [Image.open(io.BytesIO(PNG)) for _ in range(2)]
     assert stand_in(images[0]) == stand_in(images[1]) != stand_in(Image.open(io.BytesIO(draw(2).data)))
     assert stand_in({1}) == "{1}"
+
+
+@pytest.mark.parametrize("content", [bomb(50_000, 50_000), bomb(20, 20), ENTITIES], ids=["bomb", "torn", "drawing"])
+def test_a_row_whose_image_cannot_be_decoded_is_named(content, tmp_path):
+    """Red with Pillow's own error, which names no row: the library decodes an image when its row is read."""
+    features = datasets.Features({"image": datasets.Image()})
+    rows = datasets.Dataset.from_dict({"image": [{"bytes": PNG}, {"bytes": content}]}, features=features)
+    rows.to_parquet(str(tmp_path / "train.parquet"))
+    tasks = load_tasks(DatasetConfig(path=str(tmp_path / "train.parquet"), split="train"))
+    assert tasks[0].row["image"].size == (16, 16)
+    with pytest.raises(DatasetError, match=r"the row train/1 cannot be read: \w+Error"):
+        tasks[1]

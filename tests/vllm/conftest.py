@@ -8,6 +8,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from sharpen.execution.engine_choice import installed_builds
 
 HERE = Path(__file__).parent
 os.environ.update(RAY_worker_register_timeout_seconds="600", RAY_worker_niceness="0")  # as tests/on_ray has them
+if installed_builds() and find_spec("torchvision") is None:
+    # Its stand-in, also for vLLM's processes, before transformers looks for it.
+    sys.path.append(str(HERE / "without_pictures"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), sys.path[-1]]))
 collect_ignore = [] if installed_builds() else [path.name for path in HERE.glob("test_*.py")]
 
 if installed_builds():

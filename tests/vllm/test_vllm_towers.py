@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 from vllm_served import MODEL, request, scored, start
@@ -20,7 +16,6 @@ from sharpen.families.modules import text_parameters
 from sharpen.trainer.lora import AdaptedModel
 from sharpen.trainer.model import read_module
 
-STAND_IN = Path(__file__).parent / "without_pictures"
 TEXT = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -61,19 +56,6 @@ SETTINGS: dict[str, Any] = {
 ASKED = [request([7, 8, 9], noise=3), request([(7 * i + 3) % 500 for i in range(40)], max_tokens=8, temperature=0.7)]
 
 
-@pytest.fixture
-def torchvision() -> Iterator[None]:
-    """The stand-in, here and in vLLM's processes."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STAND_IN), before]))
-    sys.path.insert(0, str(STAND_IN))
-    yield
-    sys.path.remove(str(STAND_IN))
-    del os.environ["PYTHONPATH"]
-    if before is not None:
-        os.environ["PYTHONPATH"] = before
-
-
 def make(kind: str, folder: Path) -> Path:
     """A random checkpoint with eyes, and the quickstart's tokenizer."""
     torch.manual_seed(0)
@@ -90,7 +72,7 @@ def check(served: Any, module: Any, version: int) -> None:
         np.testing.assert_allclose(generation.logprobs, scored(module, one, generation), atol=1e-4)
 
 
-def test_new_weights_of_the_text_arrive_and_the_towers_get_none(tmp_path, torchvision):
+def test_new_weights_of_the_text_arrive_and_the_towers_get_none(tmp_path):
     """Red when the names of the plain text model are sent."""
     folder = make("gemma3", tmp_path)
     module = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
@@ -107,7 +89,7 @@ def test_new_weights_of_the_text_arrive_and_the_towers_get_none(tmp_path, torchv
         served.thread.close()
 
 
-def test_adapters_of_the_text_are_loaded_beside_it(tmp_path, torchvision):
+def test_adapters_of_the_text_are_loaded_beside_it(tmp_path):
     folder, lora = make("qwen3_vl", tmp_path), LoraConfig(rank=4, alpha=8)
     policy = AdaptedModel(read_module(folder, torch.device("cpu")), lora=lora, compute_dtype=torch.float32)
     served = start(model_path=str(folder), lora=lora)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sharpen.types import Call, Group
 
+MAX_BYTES = 64 << 20
 TOKEN_NAMES = ("image_token_id", "image_token_index")
 
 
@@ -50,7 +51,8 @@ class ImageFiles:
 
     def _file(self, name: str) -> str | None:
         try:
-            content = (self._folder / name).read_bytes()
+            with (self._folder / name).open("rb") as file:
+                content = file.read(MAX_BYTES)  # a larger one is another's
         except OSError:
             return f"the file images/{name} is missing"
         return None if sha256(content).hexdigest() == name else f"the file images/{name} has been changed"

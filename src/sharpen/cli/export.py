@@ -94,17 +94,32 @@ def _opinions(run_dir: Path) -> dict[str, Opinion]:
     return {note.rollout: Opinion(thumb=note.thumb, text=note.text) for note in sorted(notes, key=lambda n: n.time)}
 
 
+def _not_in_gguf(model: Path) -> str:
+    """Return what of a model its GGUF file has not, as a sentence, or ""."""
+    from sharpen.families.pieces import towers_in
+    from sharpen.record.model_export import CONVERTER
+
+    towers = " and ".join(towers_in(model))
+    return towers and (
+        f"the model has {towers}, which is not in the file: llama.cpp reads towers from a second one, which "
+        f"{CONVERTER} --mmproj {model} makes of those that it knows"
+    )
+
+
 def _export_model(arguments: argparse.Namespace, run_dir: Path) -> int:
     from sharpen.record.model_export import chosen_model, to_gguf, to_hub
 
     model = chosen_model(run_dir)
-    place = arguments.to
+    place, left_out = arguments.to, ""
     if arguments.purpose == "gguf":
         to_gguf(model, Path(place))
+        left_out = _not_in_gguf(model)
     else:
         place = to_hub(model, place)
     if arguments.json:
-        print_json({"model": str(model), "to": place})
+        print_json({"model": str(model), "to": place, "left_out": [left_out] if left_out else []})
     else:
         say(f"{model} is in {place}")
+        if left_out:
+            say(left_out)
     return 0

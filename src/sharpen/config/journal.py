@@ -11,6 +11,6 @@ class JournalConfig(Strict):
     """The journal of a run, `run.db`."""
 
     keep_steps: int | None = Field(default=None, ge=1)
-    """Steps before the last checkpoint whose rollouts keep their text: messages, answers, tracebacks. Of older ones it
-    is dropped when a checkpoint is saved; token ids, numbers and rewards stay (docs/use/long-runs.md). None keeps
-    all."""
+    """Steps before the last checkpoint whose rollouts keep their text: messages, answers, tracebacks. Of older ones,
+    and of evaluations before them, it is dropped when a checkpoint is saved; token ids, numbers and rewards stay
+    (docs/use/long-runs.md). None keeps all."""

@@ -18,6 +18,7 @@ from sharpen.config.extras import install_command
 from sharpen.config.public import TunerModelConfig
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
+from sharpen.families.table import missing_images_in_vllm
 from sharpen.recipe import EngineChoice
 
 VLLM_LINE = "0.32"
@@ -102,14 +103,18 @@ def vllm_choice(config: RunConfig, machine: Machine) -> EngineChoice:
     return EngineChoice(type="vllm", reason="engine.type" if asked else f"installed, with {machine.num_gpus} GPU(s)")
 
 
-def check_towers(config: RunConfig, engine: EngineChoice | None) -> None:
-    """Raise `ConfigError` if towers are to learn from rollouts with images, and vLLM serves, which is shown none.
-    Without a choice of the engine (on Ray, in a trainer alone), the setting is taken."""
+def check_towers(config: RunConfig, engine: EngineChoice | None, folder: Path) -> None:
+    """Raise `ConfigError` if towers are to learn from rollouts with images, and vLLM serves, which is given none of the
+    model in `folder`. Without a choice of the engine (on Ray, in a trainer alone), the setting is taken."""
+    from sharpen.families.configuration import read_config
+
     chosen = config.engine.type if engine is None else engine.type
-    if config.trainer.train_towers and chosen == "vllm":
+    if not config.trainer.train_towers or chosen != "vllm":
+        return
+    if missing := missing_images_in_vllm(read_config(folder)):
         raise ConfigError(
-            "trainer.train_towers is true, but the engine is vllm, which is shown no images: no tower would learn. "
-            "Set engine.type to embedded, or train_towers to false"
+            "trainer.train_towers is true, but the engine is vllm, which is given no images of this model: no tower "
+            f"would learn ({missing}). Set engine.type to embedded, or train_towers to false"
         )
 
 

@@ -7,7 +7,7 @@ Shape suffix: S loss tokens of a call.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,9 @@ import numpy as np
 from sharpen.experience.reading import floats, has, ints, reading
 from sharpen.experience.records import Delivery, GroupPlace, LossSpan
 from sharpen.types import FloatArray
+
+_MAX_TOKENS = 1 << 26
+"""Loss tokens of a step. A row of a few bytes says how many it stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +40,18 @@ def read_sessions(path: Path | str) -> list[SessionRecord]:
 
 
 def read_delivery(path: Path | str, step: int) -> Delivery | None:
-    """Return the data passed to the trainer in a step, without the sequences; None if it was not recorded."""
+    """Return the data passed to the trainer in a step, without the sequences; None if it was not recorded. Raises
+    `JournalError` for more tokens than a step could have."""
     with reading(path) as connection:
         if not has(connection, "step_groups"):
             return None
         places = connection.execute("SELECT * FROM step_groups WHERE step = ? ORDER BY rowid", (step,)).fetchall()
-        spans = connection.execute("SELECT * FROM spans WHERE step = ? ORDER BY rowid", (step,)).fetchall()
+        rows = connection.execute("SELECT * FROM spans WHERE step = ? ORDER BY rowid", (step,)).fetchall()
+        spans = tuple(_spans(rows))
     if not places:
         return None
     return Delivery(
-        spans=tuple(map(_span, spans)),
+        spans=spans,
         places=tuple(
             GroupPlace(
                 group_id=row["group_id"],
@@ -77,7 +82,7 @@ def read_rollout_spans(connection: sqlite3.Connection, rollout_id: str, steps: I
     if not has(connection, "spans"):
         return []
     sql = "SELECT * FROM spans WHERE step = ? AND rollout_id = ? ORDER BY rowid"
-    return [_span(row) for step in steps for row in connection.execute(sql, (step, rollout_id))]
+    return list(_spans([row for step in steps for row in connection.execute(sql, (step, rollout_id))]))
 
 
 def read_group_steps(connection: sqlite3.Connection, group_id: str) -> list[tuple[int, str | None]]:
@@ -87,6 +92,13 @@ def read_group_steps(connection: sqlite3.Connection, group_id: str) -> list[tupl
         return []
     sql = "SELECT step, left_out FROM step_groups WHERE group_id = ? ORDER BY step"
     return [(step, left_out) for step, left_out in connection.execute(sql, (group_id,))]
+
+
+def _spans(rows: Sequence[sqlite3.Row]) -> Iterator[LossSpan]:
+    num_tokens = sum(max(0, row["num_tokens"]) for row in rows)
+    if num_tokens > _MAX_TOKENS:
+        raise ValueError(f"{num_tokens} loss tokens in one step: {_MAX_TOKENS} at most")
+    yield from map(_span, rows)
 
 
 def _span(row: sqlite3.Row) -> LossSpan:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 import sqlite3
 import time
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sharpen.files import partial_files, write_whole
+from sharpen.files import flush_folder, partial_files, write_whole
 from sharpen.types import Call, Group, Picture
 
 FOLDER = "images"
@@ -42,9 +41,8 @@ class ImageFolder:
                 self._sweep()
             for picture in missing:
                 write_whole(self.path / picture.sha256, picture.data)
-            _flush(self.path)
             if not self._written:
-                _flush(self.path.parent)
+                flush_folder(self.path.parent)
         self._written.update(new)
 
     def _sweep(self) -> None:
@@ -103,13 +101,3 @@ def pictures_of(group: Group) -> list[Picture]:
     """Return the pictures of a group's calls, each as often as it is shown."""
     rollouts = (*group.with_baseline, *group.attempts)
     return [span.picture for rollout in rollouts for call in rollout.calls for span in call.pictures]
-
-
-def _flush(folder: Path) -> None:
-    """Have a folder's names on disk, where the file system can do that."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -57,6 +57,29 @@ _TABLES = {*re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", SCHEMA), "images", "
 """The names of tables that a journal may have."""
 _DAMAGE = (sqlite3.Error, ArithmeticError, AssertionError, LookupError, RecursionError, TypeError, ValueError)
 """What comes of values that are not what they should be."""
+MAX_GROUP_BYTES = 2 << 30
+"""Of the prompts that the calls of a group stand for. A call stores only what its base does not have, so that 100,000
+in a row, a file of 15 MB, stand for 10,000,000,000 messages; no run could hold those."""
+_EXPERTS_WEIGH = 16
+"""The experts of a token take that much more."""
+
+
+class _Expanded:
+    """Counts the bytes of the prompts of a group's calls. Raises `ValueError` for more than a run could hold."""
+
+    def __init__(self, most_bytes: int = MAX_GROUP_BYTES) -> None:
+        self._bytes, self._most = 0, most_bytes
+
+    def add(self, call: Call) -> None:
+        """Count one more call."""
+        experts = 0 if call.routes_NLK is None else call.routes_NLK.nbytes
+        self._bytes += call.prompt_ids_P.nbytes + 8 * (len(call.messages) + len(call.pictures))
+        self._bytes += experts // _EXPERTS_WEIGH
+        if self._bytes > self._most:
+            raise ValueError(
+                f"the calls of one group stand for more than {self._most >> 20} MiB of prompts, each with those before "
+                "it: no run made them"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +145,11 @@ def read_group_ids(path: Path | str) -> list[tuple[int, str]]:
     return [(key, id_) for key, id_, _ in _groups(path)]
 
 
-def read_groups_at(path: Path | str, keys: Iterable[int]) -> list[Group]:
-    """Return the groups with these keys in the journal."""
+def read_groups_at(path: Path | str, keys: Iterable[int], *, most_bytes: int = MAX_GROUP_BYTES) -> list[Group]:
+    """Return the groups with these keys in the journal. Raises `JournalError` for one whose calls stand for more than
+    `most_bytes` of prompts."""
     with reading(path) as connection:
-        return [_read_group(connection, key) for key in keys]
+        return [_read_group(connection, key, most_bytes) for key in keys]
 
 
 def read_groups(path: Path | str, *, group_id: str | None = None, last: int | None = None) -> Iterator[Group]:
@@ -144,7 +168,7 @@ def read_groups(path: Path | str, *, group_id: str | None = None, last: int | No
 
 def read_rollout_from(connection: sqlite3.Connection, key: int) -> tuple[Rollout, Task, int] | None:
     """Return the rollout with this key of an open journal, its task and the policy version that its group started at;
-    None if there is none."""
+    None if there is none. What stands where a message should be is returned as it is."""
     row = connection.execute("SELECT * FROM rollouts WHERE key = ?", (key,)).fetchone()
     if row is None:
         return None
@@ -152,8 +176,8 @@ def read_rollout_from(connection: sqlite3.Connection, key: int) -> tuple[Rollout
         "SELECT groups.*, texts.json AS row FROM groups JOIN texts ON texts.id = groups.task_row WHERE key = ?",
         (row["group_key"],),
     ).fetchone()
-    task = Task(id=group["task_id"], index=group["task_index"], row=json.loads(group["row"]))
-    return _read_rollout(connection, row), task, group["version"]
+    task = Task(id=group["task_id"], index=group["task_index"], row=_object(group["row"]))
+    return _read_rollout(connection, row, _Expanded(), lenient=True), task, group["version"]
 
 
 def read_groups_from(connection: sqlite3.Connection) -> Iterator[Group]:
@@ -418,16 +442,17 @@ def _computing(path: Path, what: str, remedy: str) -> JournalError:
     )
 
 
-def _read_group(connection: sqlite3.Connection, key: int) -> Group:
+def _read_group(connection: sqlite3.Connection, key: int, most_bytes: int = MAX_GROUP_BYTES) -> Group:
     group = connection.execute(
         "SELECT groups.*, texts.json AS row FROM groups JOIN texts ON texts.id = groups.task_row WHERE key = ?", (key,)
     ).fetchone()
     rows = connection.execute("SELECT * FROM rollouts WHERE group_key = ? ORDER BY key", (key,)).fetchall()
-    rollouts = [(row["is_final"], _read_rollout(connection, row)) for row in rows]
+    expanded = _Expanded(most_bytes)
+    rollouts = [(row["is_final"], _read_rollout(connection, row, expanded)) for row in rows]
     return Group(
         id=group["id"],
         version=group["version"],
-        task=Task(id=group["task_id"], index=group["task_index"], row=json.loads(group["row"])),
+        task=Task(id=group["task_id"], index=group["task_index"], row=_object(group["row"])),
         rollouts=tuple(rollout for is_final, rollout in rollouts if is_final == 1),
         baseline=next((rollout for is_final, rollout in rollouts if is_final == BASELINE), None),
         attempts=tuple(rollout for is_final, rollout in rollouts if not is_final),
@@ -443,7 +468,9 @@ def _read_beside(connection: sqlite3.Connection, key: int) -> str | None:
     return None if row is None else str(row["beside"])
 
 
-def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
+def _read_rollout(
+    connection: sqlite3.Connection, row: sqlite3.Row, expanded: _Expanded, *, lenient: bool = False
+) -> Rollout:
     calls: list[Call] = []
     notes = _read_notes(connection, row["key"])
     requests = {note["call"]: note["request"] for note in notes}
@@ -463,7 +490,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         index = call_row["idx"]
         if index != len(calls):
             raise ValueError(f"call {len(calls)} of the rollout {row['id']!r} is missing")
-        call = _read_call(calls, call_row, requests.get(index), constraints.get(index))
+        call = _read_call(calls, call_row, requests.get(index), constraints.get(index), lenient=lenient)
         agent, model = names.get(index, ("", ""))
         base = None if call_row["base"] is None else calls[call_row["base"]]
         routes_NLK = _read_routes(routes[index], base) if index in routes else None
@@ -471,6 +498,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         pictures = _read_pictures(*shown[index], base, files) if index in shown else ()
         call = replace(call, agent=agent, model=model, started=started, span=span, routes_NLK=routes_NLK)
         calls.append(replace(call, pictures=pictures) if pictures else call)
+        expanded.add(calls[-1])
     return Rollout(
         id=row["id"],
         group_id=row["group_id"],
@@ -504,6 +532,25 @@ def _number(value: Any) -> Any:
     if value is None or isinstance(value, int | float):
         return value
     raise TypeError(f"{value!r:.80} is no number")
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    """Return a JSON object. Raises `TypeError` for other JSON: no run has written it."""
+    return _as_object(json.loads(text))
+
+
+def _objects(text: str) -> list[Mapping[str, Any]]:
+    """Return a JSON array of objects. Raises as `_object`."""
+    found = json.loads(text)
+    if not isinstance(found, list):
+        raise TypeError(f"{found!r:.80} is no list")
+    return [_as_object(one) for one in found]
+
+
+def _as_object(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r:.80} is no object")
+    return value
 
 
 def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite3.Row]:
@@ -602,9 +649,11 @@ def _read_pictures(
     return (*known, *(PictureSpan(picture=find(name), start=start, length=length) for name, start, length in own))
 
 
-def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None, constraint: Constraint | None) -> Call:
+def _read_call(
+    earlier: list[Call], row: sqlite3.Row, request: int | None, constraint: Constraint | None, *, lenient: bool
+) -> Call:
     prompt_ids_P = ints(row["prompt_suffix"])
-    messages: list[Mapping[str, Any]] = json.loads(row["messages_suffix"])
+    messages = json.loads(row["messages_suffix"]) if lenient else _objects(row["messages_suffix"])
     if row["base"] is not None:
         base = earlier[row["base"]]
         history = np.concatenate([base.prompt_ids_P, base.sampled_ids_S])
@@ -627,8 +676,8 @@ def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None, const
         finish_reason=row["finish_reason"],
         status=CallStatus(row["status"]),
         messages=tuple(messages),
-        tools=tuple(json.loads(row["tools_json"])),
-        response=json.loads(row["response"]),
+        tools=tuple(_objects(row["tools_json"])),
+        response=json.loads(row["response"]) if lenient else _object(row["response"]),
         seconds=row["seconds"],
         request=request,
         constraint=constraint,

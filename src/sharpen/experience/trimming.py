@@ -33,7 +33,8 @@ _TRACEBACKS = (
 
 
 def drop_text(connection: sqlite3.Connection, until: int) -> None:
-    """Drop the text of the rollouts that were made for steps up to `until`, of all that still have it."""
+    """Drop the text of the rollouts that were made for steps up to `until`, of all that still have it. An evaluation
+    after a step, whose group ids begin with `step-<number of steps before>` too, was made for the next."""
     connection.execute("PRAGMA secure_delete = ON")  # what is dropped does not stay readable on free pages
     connection.execute(TRIMMED)
     groups = connection.execute("SELECT key, id FROM groups WHERE key NOT IN (SELECT group_key FROM trimmed)")

@@ -8,6 +8,7 @@ machine, see the same pixels.
 from __future__ import annotations
 
 import io
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,11 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS = 64 * 2**20
 """Larger images are refused before they are unpacked: a file of a few kilobytes can hold gigabytes of pixels."""
 
+MAX_SCANS = 64
+"""Of a JPEG, which is drawn anew with each: cameras and programs make up to 10 or so, 95 bytes are one more."""
+
+_MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")
+_START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 _CACHED_BYTES = 256 * 2**20
 _KEPT_TEXTS = 256
 Features = Mapping[str, "torch.Tensor"]
@@ -47,6 +53,8 @@ def open_image(data: bytes) -> Image:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
             raise ImageError(f"an image of {image.width}x{image.height} pixels is too large: at most {MAX_PIXELS}")
+        if _has_many_scans(data):
+            raise ImageError(f"a JPEG of {len(data)} bytes has more than {MAX_SCANS} scans, each a copy of the whole")
         return _turned(_rgb(image), image.getexif().get(ExifTags.Base.Orientation))
     except ImageError:
         raise
@@ -78,6 +86,18 @@ def size_of(data: bytes) -> tuple[int, int] | None:
             return image.size
     except Exception:  # as in `open_image`
         return None
+
+
+def _has_many_scans(data: bytes) -> bool:
+    """Whether the first image of a JPEG file has more than `MAX_SCANS` scans. Between the segments, each with its
+    length, is what was coded, in which no marker stands."""
+    place, num_scans = 2, 0
+    while data.startswith(b"\xff\xd8") and num_scans <= MAX_SCANS and (marker := _MARKER.search(data, place)):
+        if marker[1] == _END_OF_IMAGE:
+            break
+        num_scans += marker[1] == _START_OF_SCAN
+        place = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+    return num_scans > MAX_SCANS
 
 
 def _rgb(image: Image) -> Image:

@@ -104,15 +104,20 @@ _TOWERS = {
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
-def auto_class(checkpoint: Path) -> str:
-    """Return the name of transformers' class that loads all of a checkpoint, by its `config.json`; that of text models
-    if it cannot be read."""
+def towers_in(checkpoint: Path) -> tuple[Piece, ...]:
+    """Return the kinds of towers that a checkpoint has, by its `config.json`; none if it cannot be read."""
     try:
         config = json.loads((checkpoint / "config.json").read_text())
     except (OSError, ValueError):
-        config = None
-    towers = isinstance(config, dict) and any(config.get(field) is not None for field in _TOWERS)
-    return "AutoModelForImageTextToText" if towers else "AutoModelForCausalLM"
+        return ()
+    fields = config if isinstance(config, dict) else {}
+    return tuple(sorted({piece for field, piece in _TOWERS.items() if fields.get(field) is not None}))
+
+
+def auto_class(checkpoint: Path) -> str:
+    """Return the name of transformers' class that loads all of a checkpoint; that of text models if its `config.json`
+    cannot be read."""
+    return "AutoModelForImageTextToText" if towers_in(checkpoint) else "AutoModelForCausalLM"
 
 
 def text_config(config: Any) -> Any:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from sharpen.families.pieces import HAS, Part, Piece
-from sharpen.families.table import Family, family_of, missing_images, missing_of, needs_of
+from sharpen.families.table import Family, family_of, missing_images, missing_images_in_vllm, missing_of, needs_of
 
 COLUMNS = ("family", "model types", "engine", "trainer", "LoRA", "images", "vLLM", "beside plain attention, limits")
 YES, NO = "yes", "no"
@@ -27,7 +27,8 @@ def row_of(family: Family) -> tuple[str, ...]:
     """Return a family's row of the table, by `COLUMNS`. What a checkpoint need not have is not held against its
     family: it says `partly` then."""
     parts = {part: _mark(family, part) for part in HAS}
-    limits = [*sorted(family.needs), *family.limits]
+    no_images = ["no images in vLLM"] if family.images and not family.images_in_vllm and parts["vllm"] != NO else []
+    limits = [*sorted(family.needs), *family.limits, *no_images]
     return (
         family.name,
         ", ".join(family.types),
@@ -68,7 +69,9 @@ def support_of(config: Any) -> dict[str, Any]:
 def _images(config: Any) -> str:
     if missing := missing_images(config):
         return f"not read: {missing}; the towers are kept as they are"
-    return "read, by the checkpoint's own processor; the tower is frozen"
+    missing = missing_images_in_vllm(config)
+    by_vllm = f"; vLLM is given none: {missing}" if missing else ""
+    return f"read, by the checkpoint's own processor; the tower is frozen{by_vllm}"
 
 
 def missing_kernels(needs: Collection[Piece]) -> list[str]:

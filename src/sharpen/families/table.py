@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharpen.errors import ModelError
+from sharpen.families.marks import both_ways
 from sharpen.families.pieces import HAS, NAMES, WHY, Part, Piece, pieces_of
 
 
@@ -21,7 +22,8 @@ class Family:
 
     `needs`: all that a checkpoint of it can need; what one does need is read from its configuration, except `always`,
     which no configuration shows. `limits` are sentences for people. `images`: whether its images are read; the towers
-    of others are kept as they are. `in_vllm`: whether vLLM has a class for it, or serves it by transformers' own.
+    of others are kept as they are. `in_vllm`: whether vLLM has a class for it, or serves it by transformers' own;
+    `images_in_vllm`: whether that is shown images.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Family:
     limits: tuple[str, ...] = ()
     images: bool = False
     in_vllm: bool = True
+    images_in_vllm: bool = False
     listed: bool = True
 
 
@@ -42,6 +45,7 @@ def _row(
     limits: tuple[str, ...] = (),
     images: bool = False,
     in_vllm: bool = True,
+    images_in_vllm: bool = False,
 ) -> Family:
     always_needed = _named(always)
     return Family(
@@ -52,6 +56,7 @@ def _row(
         limits=limits,
         images=images,
         in_vllm=in_vllm,
+        images_in_vllm=images_in_vllm,
     )
 
 
@@ -68,14 +73,14 @@ _WHOLE_PATHS = "shared prompts are computed for each sequence anew in its Mamba 
 FAMILIES: tuple[Family, ...] = (
     _row("Qwen2, Qwen2.5", "qwen2"),
     _row("Qwen3", "qwen3"),
-    _row("Qwen3-VL", "qwen3_vl", needs="vision", images=True),
+    _row("Qwen3-VL", "qwen3_vl", needs="vision", images=True, images_in_vllm=True),
     _row("Qwen3.5", "qwen3_5", "qwen3_5_text", needs="recurrent vision", images=True),
     _row("Qwen3-Next", "qwen3_next", needs="recurrent experts", limits=(_NO_MLP,)),
     _row("Llama 2, Llama 3", "llama"),
     _row("Mistral", "mistral"),
     _row("Ministral", "ministral"),
     _row("Ministral 3", "ministral3"),
-    _row("Mistral 3, Mistral Small 3", "mistral3", needs="vision", images=True),
+    _row("Mistral 3, Mistral Small 3", "mistral3", needs="vision", images=True, images_in_vllm=True),
     _row("Gemma", "gemma"),
     _row("Gemma 2", "gemma2", needs="soft_caps"),
     _row("Gemma 3", "gemma3", "gemma3_text", needs="vision", images=True),
@@ -149,6 +154,21 @@ def missing_images(config: Any) -> str:
     if Piece.VISION not in needs_of(config):
         return "it has no vision tower"
     return "" if family.images else f"those of {family.name} are not read here"
+
+
+def missing_images_in_vllm(config: Any) -> str:
+    """Return why vLLM is given no images for a model of this configuration, as one phrase; "" if it is."""
+    if missing := missing_images(config):
+        return missing
+    family = family_of(config)
+    if family.images_in_vllm:
+        return ""
+    if both_ways(config):
+        return (
+            f"the tokens of an image attend both ways in {family.name}, but in vLLM 0.32 on a CPU to earlier ones "
+            "alone: set engine.type to embedded"
+        )
+    return f"those of {family.name} are not tested with vLLM 0.32: set engine.type to embedded"
 
 
 def refuse_unsupported(config: Any, name: str, *parts: Part) -> None:

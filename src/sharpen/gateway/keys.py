@@ -21,8 +21,8 @@ HOW = (
     "send model.api_key as 'Authorization: Bearer <key>' (or as x-api-key, api-key or x-goog-api-key), or use "
     "model.keyed_url, whose path has the key"
 )
-MAX_ENDED = 10_000
-"""How many keys of ended rollouts are remembered, for better error messages."""
+MAX_ENDED = 1000
+"""How many keys of ended rollouts are remembered, for better error messages: some 0.4 KB each."""
 PREFIX = "at-"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -106,7 +106,7 @@ class Keys(Generic[H]):
         if key not in self._ended:
             return _unauthorized(
                 f"This key belongs to no rollout of this run (their keys begin with {PREFIX!r}; did it come from "
-                f"OPENAI_API_KEY, or from another run?): {HOW}.",
+                f"OPENAI_API_KEY, or from another run?), or to one that ended long ago: {HOW}.",
                 "invalid_api_key",
             )
         rollout_id, owner = self._ended[key]

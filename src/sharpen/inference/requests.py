@@ -1,14 +1,21 @@
 """Validation of requests, shared by all engines.
 
-In: a `GenerateRequest`, the engine's context and vocabulary sizes. Out: the number of tokens to sample, or an error.
+In: a `GenerateRequest`, the engine's context and vocabulary sizes, how its model reads images. Out: the number of
+tokens to sample, or an error.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from sharpen.errors import ContextOverflowError, SamplingError
+from sharpen.families.marks import image_tokens
 from sharpen.inference.engine import GenerateRequest
+
+if TYPE_CHECKING:
+    from sharpen.families.images import Eyes
 
 
 def check_request(request: GenerateRequest, *, max_model_len: int, vocab_size: int) -> int:
@@ -27,6 +34,25 @@ def check_request(request: GenerateRequest, *, max_model_len: int, vocab_size: i
     if num_prompt == 0 or request.prompt_ids.min() < 0 or request.prompt_ids.max() >= vocab_size:
         raise SamplingError(f"prompt ids must be 1 or more ids in 0 .. {vocab_size - 1}")
     return min(request.sampling.max_tokens, max_model_len - num_prompt)
+
+
+def check_pictures(request: GenerateRequest, eyes: Eyes, *, both_ways: bool) -> None:
+    """Check that the images of a request are where its ids say: one behind the other, each on as many image tokens as
+    the processor makes of it. `both_ways`: the tokens of an image attend to later ones of it too, so that none may be
+    the prompt's last, which is computed by itself where the rest is cached.
+
+    Raises `SamplingError` if they are not there, `ImageError` if one cannot be read.
+    """
+    ids_P, end = request.prompt_ids, 0
+    last = len(ids_P) - both_ways
+    for span in request.pictures:
+        where = f"the image tokens {span.start} .. {span.stop - 1} of a prompt of {len(ids_P)}"
+        if span.length < 1 or span.start < end or span.stop > last or ids_P[span.start] != eyes.image_token_id:
+            raise SamplingError(f"{where} are not where an image may be")
+        found, expected = len(image_tokens(ids_P, span)), eyes.num_tokens(span.picture)
+        if found != expected:
+            raise SamplingError(f"{where} are {found}, but those of their image are {expected}")
+        end = span.stop
 
 
 def _check_sampling(request: GenerateRequest) -> None:

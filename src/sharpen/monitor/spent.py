@@ -35,6 +35,15 @@ def shares(steps: Iterable[Mapping[str, float]]) -> Shares:
     return {part: sum(row[name] for row in rows) / total for part, name in PARTS.items()}
 
 
+def plus(total: Mapping[str, float], step: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of earlier steps and of one more, in all and by part; those of one that lacks some do not
+    count."""
+    names = (*PARTS.values(), "time/step_s")
+    if not all(name in step for name in names):
+        return dict(total)
+    return {name: total.get(name, 0.0) + step[name] for name in names}
+
+
 def line(shares: Shares) -> str:
     """Format shares as text, e.g. `generating 46%, waiting 2%, training 50%, syncing 1%`."""
     return ", ".join(f"{part} {share:.0%}" for part, share in shares.items())

@@ -9,7 +9,7 @@ Shape suffix: N tasks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist, fmean, stdev
 
@@ -45,8 +45,9 @@ class Evaluation:
     datasets.
 
     `metrics` holds, by mode and then by name, what workflow and judge measured on each task. `without_calls` counts, by
-    mode, rollouts that never called the model. `no_result` is a sentence if the numbers do not describe the model and
-    no conclusion may be drawn from them.
+    mode, rollouts that never called the model. `out_of_time` has, by mode, the tasks whose reward is that of a failure
+    because a time limit ended their rollout. `no_result` is a sentence if the numbers do not describe the model and no
+    conclusion may be drawn from them.
     """
 
     greedy: Mapping[str, float]
@@ -54,6 +55,7 @@ class Evaluation:
     further: Mapping[str, Evaluation] = field(default_factory=dict)
     metrics: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     without_calls: Mapping[str, int] = field(default_factory=dict)
+    out_of_time: Mapping[str, Sequence[str]] = field(default_factory=dict)
     no_result: str = ""
 
     @property
@@ -235,6 +237,7 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, object]:
         "further": {name: evaluation_to_json(inner) for name, inner in evaluation.further.items()},
         "metrics": evaluation.metrics,
         "without_calls": dict(evaluation.without_calls),
+        "out_of_time": {mode: list(tasks) for mode, tasks in evaluation.out_of_time.items()},
         "no_result": evaluation.no_result,
     }
 
@@ -249,5 +252,6 @@ def evaluation_from_json(content: Mapping[str, object]) -> Evaluation:
         further={name: evaluation_from_json(inner) for name, inner in further.items()},
         metrics=content.get("metrics", {}),  # type: ignore[arg-type]
         without_calls=content.get("without_calls", {}),  # type: ignore[arg-type]
+        out_of_time=content.get("out_of_time", {}),  # type: ignore[arg-type]
         no_result=str(content.get("no_result", "")),
     )

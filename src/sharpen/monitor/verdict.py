@@ -108,6 +108,9 @@ def judge_rewards(models: Candidates[Evaluation], decided_by: Mode) -> Verdict:
     verdict = _judge(models, f"{mode} {'accuracy' if binary else 'reward'}", "tasks", _gain_of(mode, binary))
     if verdict.kind == "unknown" or models.before is None or models.last.result is None:
         return verdict
+    chosen = best if best is not None and models.best is not None and verdict.step == models.best.step else None
+    if remark := _about_time(models.before, chosen or models.last.result, mode, binary):
+        verdict = _add_remark(verdict, remark)
     by_other = _gain_of(other, binary)(models.before, models.last.result, 1)
     if by_other.high < 0.0 and verdict.kind != "worse" and verdict.step == models.last.step:
         remark = f"but the {other} result got worse: {_format(by_other)}; evaluation.decided_by chose {mode}"
@@ -116,6 +119,20 @@ def judge_rewards(models: Candidates[Evaluation], decided_by: Mode) -> Verdict:
         remark = f"but the {other} result got better: {_format(by_other)}; evaluation.decided_by chose {mode}"
         return _add_remark(verdict, remark)
     return verdict
+
+
+def _about_time(before: Evaluation, after: Evaluation, mode: Mode, binary: bool) -> str:
+    """Return what the difference is without the tasks that a time limit ended, if there are any: a machine that was
+    busy, or one that was not warm yet, looks like a model that knows less."""
+    late = [set(evaluation.out_of_time.get(mode, ())) for evaluation in (before, after)]
+    if not (out := late[0] | late[1]):
+        return ""
+    rest = {task: reward for task, reward in before.rewards[mode].items() if task not in out}
+    gain = paired_difference(rest, after.rewards[mode], binary=binary)  # over the tasks in both
+    counted = f"{len(late[0])} tasks before and {len(late[1])} after ran out of time and count as failed"
+    if gain.num_tasks < MIN_TASKS:
+        return f"{counted}: {gain.num_tasks} are left without them"
+    return f"{counted}; without them: {_format(gain)} ({gain.num_tasks} tasks)"
 
 
 def is_best(latest: Evaluation, best: Evaluation | None, before: Evaluation | None, decided_by: Mode) -> bool:

@@ -16,6 +16,7 @@ from statistics import fmean
 from sharpen.errors import ImageError
 from sharpen.experience.reading import find_rollouts, read_groups
 from sharpen.monitor.statistics import accuracy, is_binary, paired_difference
+from sharpen.rollout.answers import TRIMMED
 from sharpen.transcript import message_text
 from sharpen.types import Outcome, Picture, Rollout
 from sharpen.view.data.measures import Measure
@@ -184,7 +185,7 @@ def _question(rollouts: Iterable[Rollout]) -> str:
 def _answer(rollouts: Sequence[Rollout]) -> Answer:
     """Return what the first rollout of a task answered; the reward is that of its own."""
     rollout = rollouts[0]
-    said = [message_text(call.response) for call in rollout.answers]
+    said = [f"({TRIMMED})"] if rollout.trimmed else [message_text(call.response) for call in rollout.answers]
     return Answer(
         text=_short(next((text for text in reversed(said) if text), "")),
         reward=rollout.reward,

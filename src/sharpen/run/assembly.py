@@ -255,6 +255,7 @@ def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
         serving=serving,
         exam=Exam(evaluator=evaluator, held_out=held_out, serve=source.serve, monitor=monitor, display=display),
         journal=journal,
+        transcripts=site.transcripts,
         monitor=monitor,
         display=display,
         run_dir=directory.path,

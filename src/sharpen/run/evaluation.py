@@ -50,6 +50,7 @@ from sharpen.types import Group, Mode, Outcome, Rollout, Task
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the evaluation, the rollouts done and their total."""
+OUT_OF_TIME = frozenset({Outcome.TIMEOUT, Outcome.BLOCKED_LOOP})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +85,14 @@ class Evaluator:
         rewards: dict[Mode, dict[str, float]] = {"greedy": {}, "sampled": {}}
         metrics: dict[str, dict[str, dict[str, float]]] = {}
         without_calls: dict[str, int] = {}
+        out_of_time: dict[str, list[str]] = {}
         no_result: list[str] = []
         for mode, open_session in self.modes.items():
             groups = self._roll_out(open_session, tasks, version, f"{name} ({mode})")
             self._keep_groups(groups, name, mode)
             rewards[mode] = self._rewards(groups, f"{name} ({mode})")
             metrics[mode] = metrics_by_task(groups)
+            out_of_time[mode] = tasks_out_of_time(groups)
             found = summarize(groups)
             without_calls[mode] = found.num_without_calls
             no_result += [
@@ -102,6 +105,7 @@ class Evaluator:
             sampled=rewards["sampled"],
             metrics={mode: by_name for mode, by_name in metrics.items() if by_name},
             without_calls=without_calls,
+            out_of_time={mode: found for mode, found in out_of_time.items() if found},
             no_result="; ".join(no_result),
         )
 
@@ -321,6 +325,15 @@ def rewards_by_task(groups: Sequence[Group], *, failure_reward: float = 0.0) -> 
         if values:
             rewards[group.task.id] = sum(values) / len(values)
     return rewards, excluded
+
+
+def tasks_out_of_time(groups: Sequence[Group]) -> list[str]:
+    """Return the tasks that count as failed because a time limit ended a rollout of theirs."""
+    return [
+        group.task.id
+        for group in groups
+        if any(one.outcome in OUT_OF_TIME and fails_its_task(one) for one in group.rollouts)
+    ]
 
 
 def metrics_by_task(groups: Sequence[Group]) -> dict[str, dict[str, float]]:

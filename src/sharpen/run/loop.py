@@ -37,6 +37,7 @@ from sharpen.run.exam import Exam
 from sharpen.run.progress import Measurement, Progress
 from sharpen.run.source import Source, StepOutcome
 from sharpen.run.steps import Checkpoints, StepPosition, TimeLimit
+from sharpen.run.transcripts import Transcripts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,13 +50,14 @@ class Loop:
     serving: Serving | None
     exam: Exam
     journal: Journal
+    transcripts: Transcripts
     monitor: Monitor
     display: Display
     run_dir: Path
     total_steps: int
     progress: Progress
     process_seconds: Callable[[], float]
-    times: list[dict[str, float]] = field(default_factory=list)
+    times: dict[str, float] = field(default_factory=dict)
     checkpoints: Checkpoints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +78,7 @@ class Loop:
                 self._save_and_evaluate()
                 more = self.progress.step < self.total_steps and not limit.is_up(self.progress.step)
             self.source.close()
-            if shares := spent.shares(self.times):
+            if shares := spent.shares([self.times]):
                 self.display.message(f"time of all steps: {spent.line(shares)}")
             self._finish()
 
@@ -119,7 +121,7 @@ class Loop:
             progress.step, progress.version, metrics, outcome.trained, outcome.delivered, outcome.entropies
         )
         self.progress = progress
-        self.times.append({name: value for name, value in metrics.items() if name.startswith("time/")})
+        self.times = spent.plus(self.times, metrics)
         self.display.step(
             StepReport(
                 step=progress.step,
@@ -188,6 +190,7 @@ class Loop:
         self.checkpoints.save(self._position())
         if (keep := self.config.journal.keep_steps) is not None:  # a run that goes on does so from this checkpoint
             self.journal.trim(self.progress.step - keep)
+            self.transcripts.trim(self.progress.step - keep)
 
     def _position(self) -> StepPosition:
         """Return how far the run is, with the tokens of auxiliary models up to now."""

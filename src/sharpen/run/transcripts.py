@@ -24,6 +24,14 @@ class Transcripts:
             self._journal = Journal(self._path)
         self._journal.add(group)
 
+    def trim(self, until: int) -> None:
+        """Drop the text of the evaluations before steps up to `until`, also of earlier sessions. Those before and after
+        the training, which are compared, keep theirs. Raises as `add`."""
+        if self._journal is None and self._path.exists():
+            self._journal = Journal(self._path)
+        if self._journal is not None:
+            self._journal.trim(until)
+
     def close(self) -> None:
         """Write the remaining groups and close the journal."""
         if self._journal is not None:

@@ -69,7 +69,15 @@ class TaskTable(Sequence[Task]):
         position = index + len(self) if index < 0 else index
         if not 0 <= position < len(self):
             raise IndexError(f"task {index} of {len(self)}")
-        return Task(id=f"{self._prefix}/{position}", index=position, row=Row(self._rows[position]))
+        return Task(id=f"{self._prefix}/{position}", index=position, row=Row(self._row(position)))
+
+    def _row(self, position: int) -> dict[str, Any]:
+        """Return a row with its images decoded, which the library does when a row is read. Raises `DatasetError`."""
+        try:
+            row: dict[str, Any] = self._rows[position]
+        except Exception as error:  # as in `read_rows`
+            raise DatasetError(f"the row {self._prefix}/{position} cannot be read: {_one_line(error)}") from error
+        return row
 
 
 def load_tasks(config: DatasetAddress) -> Sequence[Task]:

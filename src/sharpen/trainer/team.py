@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 IDLE = Pack(
-    ids_N=np.zeros(1, np.int64),
+    ids_N=np.ones(1, np.int64),  # 0 is mostly padding: an embedding of zeros, with no gradient of a magnitude
     positions_N=np.zeros(1, np.int64),
     segments=(Segment(start=0, stop=1, subtree_stop=1, parent=None),),
     predict_E=np.zeros(1, np.int64),

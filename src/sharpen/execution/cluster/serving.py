@@ -97,7 +97,7 @@ class RayServing:
             undo.callback(self._ray.close)
             self._choice = choose(config, self._ray.num_gpus)
             if isinstance(job.recipe, RolloutRecipe):
-                check_towers(config, self._choice)
+                check_towers(config, self._choice, self.folder)
             config, self._notices = fit_widths(config, self._choice.type)
             self._config = config
             self._num_ranks = num_ranks(config, self._ray.num_gpus)

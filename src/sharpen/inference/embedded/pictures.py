@@ -18,7 +18,8 @@ from sharpen.families.marks import IndexArray, Marks, Shown, both_ways, image_to
 from sharpen.families.pieces import Piece, pieces_of
 from sharpen.families.sight import Sight, View
 from sharpen.inference.engine import GenerateRequest
-from sharpen.types import IntArray, Picture, PictureSpan
+from sharpen.inference.requests import check_pictures
+from sharpen.types import IntArray, Picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,7 +73,7 @@ class EnginePictures:
         if self._sight is None:
             raise SamplingError(f"{self._name} sees no images, and the request has {len(request.pictures)}")
         try:
-            image_token_id = self._sight.eyes.image_token_id
+            eyes = self._sight.eyes
         except ModelError as error:
             raise SamplingError(str(error)) from error
         if self.both_ways and self._deterministic:
@@ -80,11 +81,12 @@ class EnginePictures:
                 f"the tokens of an image attend both ways in {self._name}, and the deterministic mode computes each by "
                 "itself: set deterministic to false"
             )
-        ids_P, end, shown = request.prompt_ids.astype(np.int32), 0, []
-        for span in request.pictures:
-            self._check(span, ids_P, end, image_token_id)
-            end = span.stop
-            shown.append(Shown(picture=span.picture, rows_N=image_tokens(ids_P, span), stop=len(ids_P) + 1))
+        check_pictures(request, eyes, both_ways=bool(self.both_ways))
+        ids_P = request.prompt_ids.astype(np.int32)
+        shown = [
+            Shown(picture=span.picture, rows_N=image_tokens(ids_P, span), stop=len(ids_P) + 1)
+            for span in request.pictures
+        ]
         places_3P, shift = None, 0
         if self._sight.has_places:
             places_3T = self._sight.positions(np.arange(len(ids_P) + 1), shown)
@@ -96,19 +98,6 @@ class EnginePictures:
             places_3P=places_3P,
             shift=shift,
         )
-
-    def _check(self, span: PictureSpan, ids_P: IntArray, end: int, image_token_id: int) -> None:
-        """Raise `SamplingError` unless a span, which must begin at `end` or later, holds the tokens of its picture."""
-        assert self._sight is not None
-        where = f"the image tokens {span.start} .. {span.stop - 1} of a prompt of {len(ids_P)}"
-        last = len(ids_P) - bool(self.both_ways)  # the last token of a prompt may be computed by itself
-        if span.length < 1 or span.start < end or span.stop > last or ids_P[span.start] != image_token_id:
-            raise SamplingError(f"{where} are not where an image may be")
-        expected = self._sight.num_tokens(span.picture)
-        if len(image_tokens(ids_P, span)) != expected:
-            raise SamplingError(
-                f"{where} are {len(image_tokens(ids_P, span))}, but those of their image are {expected}"
-            )
 
     def view(self, jobs: Mapping[int, JobPictures], slot_N: IndexArray, position_N: IndexArray) -> View | None:
         """Return the view of a step that computes these positions of slots; None if no slot's job has images. `jobs`

@@ -30,6 +30,7 @@ from sharpen.inference.requests import check_request
 from sharpen.inference.stopping import find_stop
 from sharpen.inference.vllm.adapters import Adapter, Adapters, in_use, max_rank
 from sharpen.inference.vllm.loading import Loader
+from sharpen.inference.vllm.pictures import VLLMPictures
 from sharpen.inference.vllm.start import MAX_TOP_LOGPROBS, make_folder, read_skeleton, start_llm
 from sharpen.inference.weights import match_weights
 from sharpen.token_masks import check_grammar, with_end
@@ -54,6 +55,7 @@ class VLLMEngine:
         version: int,
         stop_decoder: Callable[[list[int]], str],
         folder: Path,
+        pictures: VLLMPictures,
         lora: LoraConfig | None = None,
     ) -> None:
         """`llm` is a started `AsyncLLM`, `skeleton` its model on the meta device; see `start`."""
@@ -63,6 +65,7 @@ class VLLMEngine:
         self._version = version
         self._decode_text = stop_decoder
         self._folder = folder
+        self._pictures = pictures
         self._loader = Loader(llm)
         self._adapters = None if lora is None else Adapters(folder, skeleton, lora, llm.model_config.dtype)
         self._adapter = None if self._adapters is None else self._adapters.zeros(version)
@@ -97,12 +100,14 @@ class VLLMEngine:
         start.
         """
         skeleton = read_skeleton(model_path, max_model_len)
+        pictures = VLLMPictures(model_path, skeleton.config)
         folder = make_folder(tempfile.gettempdir())
         try:
             llm = start_llm(
                 model_path,
                 skeleton.config,
                 folder,
+                pictures=pictures,
                 max_model_len=max_model_len,
                 dtype=dtype,
                 max_slots=max_slots,
@@ -121,6 +126,7 @@ class VLLMEngine:
             version=version,
             stop_decoder=stop_decoder,
             folder=folder,
+            pictures=pictures,
             lora=lora,
         )
         try:
@@ -149,18 +155,21 @@ class VLLMEngine:
         """Sample one continuation; see `Engine.generate`.
 
         The same `noise` gives the same tokens if the logits are the same; they depend slightly on concurrent requests.
-        Raises `ContextOverflowError` if the prompt leaves no room for a token, `SamplingError` for invalid parameters
-        or ids, `EngineError` if generation fails, `EngineLostError` if the engine is closed or dies.
+        Raises `ContextOverflowError` if the prompt leaves no room for a token, `SamplingError` for invalid parameters,
+        ids or images, `ImageError` if an image cannot be read, `EngineError` if generation fails, `EngineLostError` if
+        the engine is closed or dies.
         """
         self._check_open()
-        if request.pictures:
-            raise SamplingError("the vLLM engine is given no images yet: use the embedded engine for them")
         vocab_size = text_config(self._skeleton.config).vocab_size
         max_new = check_request(request, max_model_len=self._max_model_len, vocab_size=vocab_size)
         if request.constraint is not None:
             await asyncio.to_thread(check_grammar, request.constraint)
             self._check_open()
-        call = asyncio.get_running_loop().create_task(self._sample(request, self._params(request, max_new)))
+        prompt: Any = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
+        if request.pictures:
+            prompt = await asyncio.to_thread(self._pictures.input, request)
+            self._check_open()
+        call = asyncio.get_running_loop().create_task(self._sample(request, prompt, self._params(request, max_new)))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         try:
@@ -203,11 +212,10 @@ class VLLMEngine:
             else StructuredOutputsParams(grammar=with_end(request.constraint, self._end_ids)),
         )
 
-    async def _sample(self, request: GenerateRequest, params: Any) -> Generation:
+    async def _sample(self, request: GenerateRequest, prompt: Any, params: Any) -> Generation:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         self._num_requests += 1
-        prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
         number, adapter = str(self._num_requests), self._adapter
         lora = None if adapter is None else adapter.request
         num_told = 0

@@ -22,6 +22,7 @@ from sharpen.families.pieces import Piece, pieces_of, text_config
 from sharpen.families.table import refuse_unsupported
 from sharpen.inference.embedded.kv import default_budget_bytes
 from sharpen.inference.families import check_length
+from sharpen.inference.vllm.pictures import VLLMPictures
 
 MAX_TOP_LOGPROBS = 20
 """The maximum number of alternatives that a request may ask for at each position."""
@@ -82,6 +83,7 @@ def start_llm(
     config: Any,
     folder: Path,
     *,
+    pictures: VLLMPictures,
     max_model_len: int,
     dtype: Literal["auto", "float32", "bfloat16"],
     max_slots: int,
@@ -113,7 +115,7 @@ def start_llm(
                 limit_bytes=_limit_bytes(kv_cache_mb, on_cpu),
                 num_shares=tensor_parallel_size,
             ),
-            language_model_only=bool(pieces_of(config) & {Piece.VISION, Piece.AUDIO}),
+            **pictures.settings(on_cpu=on_cpu),
             **({} if max_lora_rank is None else {**_ADAPTERS, "max_lora_rank": max_lora_rank}),
             **(_cpu_settings(config, max_model_len, max_slots) if on_cpu else {}),
         )
@@ -159,6 +161,7 @@ def _start(model_path: str, **arguments: Any) -> Any:
             AsyncEngineArgs(
                 **arguments,
                 trust_remote_code=False,
+                config_format="hf",  # never Mistral's own, whose weights have other names
                 worker_extension_cls="sharpen.inference.vllm.worker.WorkerExtension",
                 weight_transfer_config={"backend": BACKEND},
                 structured_outputs_config={"backend": "guidance"},  # llguidance, which the trainer's masks are of
