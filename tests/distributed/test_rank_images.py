@@ -8,7 +8,7 @@ import torch
 from group_toys import Toy, assert_same_numbers, assert_same_weights, group_of, make_plan, one_process
 from picture_toys import IMAGES, draw, make_seeing_checkpoint
 from trainer_toys import make_experience
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from sharpen.families.images import eyes_of
 from sharpen.trainer.model import TrainedModel
@@ -38,9 +38,17 @@ def seeing_toy(kind, folder, toy_model_dir):
     return Toy(folder=made, experiences=found)
 
 
+def parameters_of(folder):
+    """Of the checkpoint, as transformers loads it, in fp32."""
+    module = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
 @pytest.mark.parametrize(("kind", "config"), [("qwen3_vl", {}), ("gemma3", {}), ("qwen3_vl", {"train_towers": True})])
 def test_same_losses_and_weights_as_one_process(tmp_path, toy_model_dir, kind, config):
-    """A trained tower has a gradient on both ranks, whichever has images: else they would wait for each other."""
+    """A trained tower has a gradient on both ranks, whichever has images: else they would wait for each other.
+    What is saved are the trained weights, and the others as they came; red when `write_checkpoint` takes no
+    trained tower for trained."""
     toy = seeing_toy(kind, tmp_path / "model", toy_model_dir)
     plan = make_plan(toy, **config)
     one, group = one_process(plan), group_of(plan)
@@ -49,6 +57,13 @@ def test_same_losses_and_weights_as_one_process(tmp_path, toy_model_dir, kind, c
     assert_same_numbers(first, group.train_step(toy.batches()), relative=2e-6)
     assert_same_numbers(one.train_step(toy.batches()), group.train_step(toy.batches()), relative=2e-6)
     assert_same_weights(one, group, absolute=4e-6)
+    group.save(tmp_path / "saved", {"step": 2})
+    before, after = (parameters_of(folder) for folder in (toy.folder, tmp_path / "saved"))
+    state = dict(group.state_tensors())
+    for name, tensor in after.items():
+        torch.testing.assert_close(tensor, state.get(name, before[name]), atol=0.0, rtol=0.0, msg=name)
+    eyes = [name for name in before if "visual." in name or "vision" in name]
+    assert any(not after[name].equal(before[name]) for name in eyes) == ("train_towers" in config)
 
 
 def test_in_bfloat16_the_losses_are_near_those_of_one_process(tmp_path, toy_model_dir):

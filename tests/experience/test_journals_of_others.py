@@ -138,3 +138,21 @@ def test_an_image_file_without_end_is_not_read_to_its_end(tmp_path: Path) -> Non
     call = replace(make_call(0, [1, 2], [3]), pictures=(PictureSpan(picture=picture, start=0, length=1),))
     (problem,) = ImageFiles(tmp_path).problems(1, [make_group([make_rollout([call])])])
     assert problem.endswith("has been changed")
+
+
+@pytest.mark.parametrize("json", ['["a"]', '"a"', "5", "null"])
+@pytest.mark.parametrize("place", ["tools", "row", "messages", "response"])
+def test_json_of_another_kind_is_damage(place: str, json: str, tmp_path: Path) -> None:
+    """Red with any JSON read: `show`, `export` and `certify` ended in an `AttributeError`."""
+    with Journal(tmp_path / "run.db") as journal:
+        journal.add(make_group([make_rollout([make_call(0, [1], [2])])]))
+    statement = {
+        "tools": "UPDATE texts SET json = ? WHERE id IN (SELECT tools FROM calls)",
+        "messages": "UPDATE calls SET messages_suffix = ?",
+        "response": "UPDATE calls SET response = ?",
+        "row": "UPDATE texts SET json = ? WHERE id IN (SELECT task_row FROM groups)",
+    }
+    with closing(sqlite3.connect(tmp_path / "run.db")) as connection, connection:
+        connection.execute(statement[place], (json,))
+    with pytest.raises(JournalError, match=r"is damaged: TypeError: .* is no (list|object)$"):
+        read_groups_at(tmp_path / "run.db", [1])

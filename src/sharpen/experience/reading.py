@@ -168,7 +168,7 @@ def read_groups(path: Path | str, *, group_id: str | None = None, last: int | No
 
 def read_rollout_from(connection: sqlite3.Connection, key: int) -> tuple[Rollout, Task, int] | None:
     """Return the rollout with this key of an open journal, its task and the policy version that its group started at;
-    None if there is none."""
+    None if there is none. What stands where a message should be is returned as it is."""
     row = connection.execute("SELECT * FROM rollouts WHERE key = ?", (key,)).fetchone()
     if row is None:
         return None
@@ -176,8 +176,8 @@ def read_rollout_from(connection: sqlite3.Connection, key: int) -> tuple[Rollout
         "SELECT groups.*, texts.json AS row FROM groups JOIN texts ON texts.id = groups.task_row WHERE key = ?",
         (row["group_key"],),
     ).fetchone()
-    task = Task(id=group["task_id"], index=group["task_index"], row=json.loads(group["row"]))
-    return _read_rollout(connection, row, _Expanded()), task, group["version"]
+    task = Task(id=group["task_id"], index=group["task_index"], row=_object(group["row"]))
+    return _read_rollout(connection, row, _Expanded(), lenient=True), task, group["version"]
 
 
 def read_groups_from(connection: sqlite3.Connection) -> Iterator[Group]:
@@ -452,7 +452,7 @@ def _read_group(connection: sqlite3.Connection, key: int, most_bytes: int = MAX_
     return Group(
         id=group["id"],
         version=group["version"],
-        task=Task(id=group["task_id"], index=group["task_index"], row=json.loads(group["row"])),
+        task=Task(id=group["task_id"], index=group["task_index"], row=_object(group["row"])),
         rollouts=tuple(rollout for is_final, rollout in rollouts if is_final == 1),
         baseline=next((rollout for is_final, rollout in rollouts if is_final == BASELINE), None),
         attempts=tuple(rollout for is_final, rollout in rollouts if not is_final),
@@ -468,7 +468,9 @@ def _read_beside(connection: sqlite3.Connection, key: int) -> str | None:
     return None if row is None else str(row["beside"])
 
 
-def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, expanded: _Expanded) -> Rollout:
+def _read_rollout(
+    connection: sqlite3.Connection, row: sqlite3.Row, expanded: _Expanded, *, lenient: bool = False
+) -> Rollout:
     calls: list[Call] = []
     notes = _read_notes(connection, row["key"])
     requests = {note["call"]: note["request"] for note in notes}
@@ -488,7 +490,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, expanded: _E
         index = call_row["idx"]
         if index != len(calls):
             raise ValueError(f"call {len(calls)} of the rollout {row['id']!r} is missing")
-        call = _read_call(calls, call_row, requests.get(index), constraints.get(index))
+        call = _read_call(calls, call_row, requests.get(index), constraints.get(index), lenient=lenient)
         agent, model = names.get(index, ("", ""))
         base = None if call_row["base"] is None else calls[call_row["base"]]
         routes_NLK = _read_routes(routes[index], base) if index in routes else None
@@ -530,6 +532,25 @@ def _number(value: Any) -> Any:
     if value is None or isinstance(value, int | float):
         return value
     raise TypeError(f"{value!r:.80} is no number")
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    """Return a JSON object. Raises `TypeError` for other JSON: no run has written it."""
+    return _as_object(json.loads(text))
+
+
+def _objects(text: str) -> list[Mapping[str, Any]]:
+    """Return a JSON array of objects. Raises as `_object`."""
+    found = json.loads(text)
+    if not isinstance(found, list):
+        raise TypeError(f"{found!r:.80} is no list")
+    return [_as_object(one) for one in found]
+
+
+def _as_object(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r:.80} is no object")
+    return value
 
 
 def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite3.Row]:
@@ -628,9 +649,11 @@ def _read_pictures(
     return (*known, *(PictureSpan(picture=find(name), start=start, length=length) for name, start, length in own))
 
 
-def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None, constraint: Constraint | None) -> Call:
+def _read_call(
+    earlier: list[Call], row: sqlite3.Row, request: int | None, constraint: Constraint | None, *, lenient: bool
+) -> Call:
     prompt_ids_P = ints(row["prompt_suffix"])
-    messages: list[Mapping[str, Any]] = json.loads(row["messages_suffix"])
+    messages = json.loads(row["messages_suffix"]) if lenient else _objects(row["messages_suffix"])
     if row["base"] is not None:
         base = earlier[row["base"]]
         history = np.concatenate([base.prompt_ids_P, base.sampled_ids_S])
@@ -653,8 +676,8 @@ def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None, const
         finish_reason=row["finish_reason"],
         status=CallStatus(row["status"]),
         messages=tuple(messages),
-        tools=tuple(json.loads(row["tools_json"])),
-        response=json.loads(row["response"]),
+        tools=tuple(_objects(row["tools_json"])),
+        response=json.loads(row["response"]) if lenient else _object(row["response"]),
         seconds=row["seconds"],
         request=request,
         constraint=constraint,
