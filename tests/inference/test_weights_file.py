@@ -34,6 +34,8 @@ def test_another_process_reads_each_write_and_nothing_stays():
     two = {name: tensor.t().contiguous().t() + 1 for name, tensor in one.items()}
     assert file.write(two, torch.bfloat16) == path
     assert read(path) == {name: ("torch.bfloat16", tensor.tolist()) for name, tensor in two.items()}
+    with pytest.raises(ValueError, match=r"other names than at first: \['c'\]"):
+        file.write({**two, "c": one["a"]}, torch.bfloat16)
     file.close()
     file.close()
     assert not path.exists()

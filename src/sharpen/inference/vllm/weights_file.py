@@ -26,10 +26,13 @@ class WeightsFile:
         self._views: dict[str, torch.Tensor] = {}
 
     def write(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Path:
-        """Write the tensors, converted to `dtype`, and return the file's path. Raises `OSError` if memory is short."""
+        """Write the tensors, converted to `dtype`, and return the file's path. Raises `OSError` if memory is short, and
+        `ValueError` for other names than the first time's."""
         if self._descriptor is None:
             self._descriptor = _create(tensors, dtype)
             self._views = map_file(_path(self._descriptor))
+        if tensors.keys() != self._views.keys():
+            raise ValueError(f"weights of other names than at first: {sorted(tensors.keys() ^ self._views.keys())[:3]}")
         for name, view in self._views.items():
             view.copy_(tensors[name])
         return _path(self._descriptor)
