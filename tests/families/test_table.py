@@ -29,7 +29,7 @@ from sharpen.errors import ModelError
 from sharpen.families.pieces import HAS, Piece, auto_class
 from sharpen.families.table import FAMILIES, family_of, missing_of, needs_of, refuse_unsupported
 from sharpen.inference.embedded.engine import EmbeddedEngine
-from sharpen.inference.vllm.start import read_skeleton, refuse_on_cpu
+from sharpen.inference.vllm.start import not_started, read_skeleton, refuse_on_cpu
 from sharpen.trainer.model import TrainedModel
 
 PARTS = ("engine", "vllm", "trainer")
@@ -130,6 +130,26 @@ def test_vllm_refuses_towers_without_their_package(tmp_path):
         make_config(kind).save_pretrained(tmp_path / kind)
         with pytest.raises(ModelError, match=rf"{kind}.* has towers, .* torchvision, which is not installed"):
             read_skeleton(str(tmp_path / kind), 64)
+
+
+def test_vllm_refuses_gemma_3n_with_towers_without_timm(tmp_path, monkeypatch):
+    """vLLM's worker would die of an ImportError. A folder stands in for torchvision, which is asked for first. Break:
+    drop the check from `read_skeleton`."""
+    (tmp_path / "packages" / "torchvision").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    make_config("gemma3n").save_pretrained(tmp_path / "whole")
+    with pytest.raises(ModelError, match=r"gemma3n.* imports timm, .* not installed: install timm, .* embedded"):
+        read_skeleton(str(tmp_path / "whole"), 64)
+    make_config("gemma3n_text").save_pretrained(tmp_path / "text")
+    read_skeleton(str(tmp_path / "text"), 64)
+
+
+def test_an_engine_that_did_not_start_names_the_experts_where_vllm_records_them():
+    """What raises in vLLM's own worker does not reach its message. Break: leave the hint out of `not_started`."""
+    error = RuntimeError("Engine core initialization failed")
+    with_experts = not_started(error, returns_experts=True)
+    assert re.search(r"initialization failed .*recording experts may be .*engine\.type to embedded", with_experts)
+    assert "experts" not in not_started(error, returns_experts=False)
 
 
 def test_adapters_beside_a_mixture_of_experts_are_refused_behind_vllm(tmp_path):

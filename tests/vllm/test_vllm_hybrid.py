@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.deepseek_scaling_rope import DeepseekScalingRotaryEmbedding
 from vllm_served import MODEL, request, scored, start, weights
 
 from sharpen.families.routing import routing_of
+from sharpen.inference.vllm.worker import flatten_heads
 
 SIZES: dict[str, Any] = {
     "vocab_size": 512,
@@ -92,3 +96,17 @@ def test_logprobs_and_experts_are_transformers(tmp_path, kind):
     finally:
         served.run(served.engine.close())
         served.thread.close()
+
+
+def test_rotary_embeddings_of_other_kinds_get_their_queries_as_they_come():
+    """DeepSeek's takes them only head by head. Red (`RuntimeError`) when it is given flat ones."""
+    with set_current_vllm_config(VllmConfig(compilation_config=CompilationConfig(custom_ops=["all"]))):
+        plain = RotaryEmbedding(16, 16, 64, 10_000, True, torch.float32)
+        scaled = DeepseekScalingRotaryEmbedding(16, 16, 64, 10_000, True, 1.0, torch.float32)
+    model = torch.nn.ModuleList([plain, scaled])
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(5, heads, 16, generator=generator) for heads in (4, 2))
+    flatten_heads(model)
+    for rotary in model:
+        expected = rotary.forward_native(torch.arange(5), query.clone(), key.clone())
+        torch.testing.assert_close(rotary(torch.arange(5), query.clone(), key.clone()), expected)

@@ -25,6 +25,7 @@ import torch
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import EngineError, EngineLostError, ModelError, SamplingError
 from sharpen.families.checkpoint import published
+from sharpen.families.experts import has_experts
 from sharpen.families.pieces import text_config
 from sharpen.families.routing import routing_of
 from sharpen.inference.engine import GenerateRequest, Generation
@@ -113,6 +114,7 @@ class VLLMEngine:
                 model_path,
                 skeleton.config,
                 folder,
+                has_experts=has_experts(skeleton),
                 pictures=pictures,
                 max_model_len=max_model_len,
                 dtype=dtype,

@@ -37,6 +37,7 @@ _BLOCK_TOKENS = 128  # of the KV cache, on a CPU
 _STEP_TOKENS = 4096  # of one forward pass, on a CPU
 _OF_TOWERS = frozenset({"qwen3_5_text", "qwen3_5_moe_text"})
 """Text models whose classes vLLM has in one module with those that see."""
+_RETURN_EXPERTS = "enable_return_routed_experts"
 _SCHEDULER = "sharpen.inference.vllm.scheduler.ReturningScheduler"
 _ADAPTERS = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4}
 """At most `max_loras` policy versions have requests in one batch; requests of others wait."""
@@ -68,6 +69,11 @@ def read_skeleton(model_path: str, max_model_len: int, *, adapters: bool = False
             "classes for such models import torchvision, which is not installed: install the build that fits torch, or "
             "set engine.type to embedded"
         )
+    if config.model_type == "gemma3n" and find_spec("timm") is None:
+        raise ModelError(
+            f"{model_path} (model type 'gemma3n') has towers, and vLLM's class for them imports timm, also where no "
+            "image is shown, which is not installed: install timm, or set engine.type to embedded"
+        )
     if adapters and Piece.EXPERTS in pieces_of(config):
         raise ModelError(
             f"{model_path} (model type {config.model_type!r}) is a mixture of experts, and trainer.lora would have "
@@ -94,6 +100,7 @@ def start_llm(
     config: Any,
     folder: Path,
     *,
+    has_experts: bool,
     pictures: VLLMPictures,
     max_model_len: int,
     dtype: Literal["auto", "float32", "bfloat16"],
@@ -129,7 +136,7 @@ def start_llm(
             **pictures.settings(on_cpu=on_cpu),
             **({} if max_lora_rank is None else {**_ADAPTERS, "max_lora_rank": max_lora_rank}),
             **(_cpu_settings(config, max_model_len, max_slots) if on_cpu else {}),
-            **_experts_settings(config, on_cpu),
+            **_experts_settings(has_experts, on_cpu),
         )
 
 
@@ -164,11 +171,11 @@ def _cpu_settings(config: Any, max_model_len: int, max_slots: int) -> dict[str, 
     }
 
 
-def _experts_settings(config: Any, on_cpu: bool) -> dict[str, Any]:
+def _experts_settings(has_experts: bool, on_cpu: bool) -> dict[str, Any]:
     """Return the settings with which vLLM returns the experts of every token. Its own needs Triton, and so a GPU."""
-    if Piece.EXPERTS not in pieces_of(config):
+    if not has_experts:
         return {}
-    return {"scheduler_cls": _SCHEDULER} if on_cpu else {"enable_return_routed_experts": True}
+    return {"scheduler_cls": _SCHEDULER} if on_cpu else {_RETURN_EXPERTS: True}
 
 
 def _start(model_path: str, **arguments: Any) -> Any:
@@ -201,7 +208,13 @@ def _start(model_path: str, **arguments: Any) -> Any:
     except ValueError as error:
         raise ModelError(f"vLLM cannot serve {model_path}: {error}") from error
     except RuntimeError as error:
-        raise EngineError(f"vLLM did not start: {error} (VLLM_LOGGING_LEVEL=INFO says more)") from error
+        raise EngineError(not_started(error, returns_experts=_RETURN_EXPERTS in arguments)) from error
+
+
+def not_started(error: RuntimeError, *, returns_experts: bool) -> str:
+    """Return the message of an engine that did not start. vLLM's processes do not say why they died."""
+    experts = "recording experts may be the cause: if so, set engine.type to embedded; " if returns_experts else ""
+    return f"vLLM did not start: {error} ({experts}VLLM_LOGGING_LEVEL=INFO says more)"
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.fused_moe import RoutedExperts
-from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -127,10 +127,11 @@ def flatten_heads(model: Any) -> None:
     """Give rotary embeddings their queries and keys as (tokens, heads * size).
 
     On a CPU vLLM 0.32 takes a query of shape (tokens, heads, size) for one of a single head, and turns most heads by
-    wrong positions or not at all; its LFM2 has such queries.
+    wrong positions or not at all; its LFM2 has such queries. Other kinds of rotary embeddings, DeepSeek's among them,
+    compute in plain torch there, and may need queries head by head.
     """
     for module in model.modules():
-        if isinstance(module, RotaryEmbeddingBase):
+        if isinstance(module, RotaryEmbedding):
             module._forward_method = functools.partial(_turn_flat, module._forward_method)
 
 
@@ -151,12 +152,12 @@ class WorkerExtension:
     def sharpen_prepare(self, has_experts: bool) -> str:
         """Mend what vLLM computes wrongly on a CPU, and let a mixture of experts return the experts of its tokens. To
         be called before the first request. Return why that failed; empty if it did not."""
-        if self.device.type == "cpu":
-            flatten_heads(self.model_runner.model)
         try:
+            if self.device.type == "cpu":
+                flatten_heads(self.model_runner.model)
             if has_experts:
                 return_experts(self.model_runner)
-        except ValueError as error:  # no exception may reach vLLM: its core would stop working
+        except Exception as error:  # no exception may reach vLLM: its core would stop working
             return reason(error)
         return ""
 
