@@ -86,5 +86,6 @@ def test_another_model_is_another_run():
     announcement = Announcement.of(CONFIG, total_steps=1, model={"digest": "x"}, probe=())
     with pytest.raises(ConfigError, match="model") as found:
         announcement.check(CONFIG, {"digest": "y"})
+    assert "the explorer and this trainer do not" in str(found.value)
     assert "'x'" in str(found.value)
     assert "'y'" in str(found.value)
