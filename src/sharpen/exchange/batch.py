@@ -98,7 +98,7 @@ def pack(groups: Iterable[Group], about: Mapping[str, Any]) -> bytes:
 
 
 def unpack(content: bytes) -> tuple[dict[str, Any], tuple[Group, ...]]:
-    """Return what `pack` took, whatever memory it needs, since it is our own. Raises `JournalError` for other bytes, and
+    """Return what `pack` took, whatever memory it needs: it is ours. Raises `JournalError` for other bytes, and
     those of another version."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.row_factory = sqlite3.Row
