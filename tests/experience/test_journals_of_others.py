@@ -119,7 +119,7 @@ def test_a_small_file_for_which_no_machine_has_the_memory_ends_in_a_line_at_once
         journal.add(make_group([make_rollout([make_call(0, [1, 2, 3, 4], [1, 2])])]))
     with closing(sqlite3.connect(tmp_path / "run.db")) as connection, connection:
         columns = [row[1] for row in connection.execute("PRAGMA table_info(calls)")]
-        other = {"idx": "n", "base": base, "prompt_kept": kept, "messages_kept": "1000000000"}
+        other = {"idx": "n", "base": base, "prompt_kept": kept, "messages_kept": kept}
         values = [other.get(name, f"(SELECT {name} FROM calls WHERE idx = 0)") for name in columns]
         connection.execute(LINKS.format(columns=", ".join(columns), values=", ".join(values)), (400_000,))
     with pytest.raises(JournalError, match=r"^the calls of 1 rollouts need [\d,.]+ GB of memory, .* GB are here"):
