@@ -1,5 +1,7 @@
 """An explored batch and an announcement as bytes, and back."""
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +47,17 @@ def test_a_batch_arrives_as_it_was_sent():
 @pytest.mark.parametrize("content", [b"", b"no database", Path(__file__).read_bytes()])
 def test_what_is_no_batch_is_an_error_of_ours(content):
     with pytest.raises(JournalError, match="exchange"):
+        ExploredBatch.from_bytes(content)
+
+
+def test_a_batch_of_damaged_records_is_an_error_of_ours():
+    """Red before: the `ValueError` of a missing call went through a trainer that names what it cannot read."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.deserialize(batch().to_bytes())
+        connection.execute("UPDATE calls SET idx = 7 WHERE idx = 1")
+        connection.commit()
+        content = connection.serialize()
+    with pytest.raises(JournalError, match=r"exchange is not a batch of rollouts: ValueError: call 1 .* is missing"):
         ExploredBatch.from_bytes(content)
 
 

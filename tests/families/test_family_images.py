@@ -167,6 +167,14 @@ def test_a_jpeg_of_many_scans_is_refused():
         open_image(with_scans(MAX_SCANS + 1))
 
 
+def test_scans_behind_a_marker_without_a_length_are_counted():
+    """Red when TEM's length is looked for: what comes behind it was skipped, 65,535 bytes at a time."""
+    data = with_scans(MAX_SCANS + 1)
+    second = data.index(b"\xff\xda", data.index(b"\xff\xda") + 2)
+    with pytest.raises(ImageError, match="more than 64 scans"):
+        open_image(data[:second] + b"\xff\x01\xff" + data[second:])
+
+
 def test_what_looks_like_a_scan_in_a_text_of_a_jpeg_is_none():
     """Red when the bytes of a scan are counted wherever they stand."""
     image = Image.new("RGB", (20, 12))

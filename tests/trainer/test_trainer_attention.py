@@ -163,7 +163,7 @@ def test_parts_give_the_gradient_of_attention_at_once(window, softcap, sinks) ->
     expected = graded(lambda q, k, v, s: at_once(q, k, v, s, seen, 0.3, softcap), inputs, weight)
     ways = [tree.parts(window, inputs[0], scores)]
     if window is None:
-        ways.append(tuple(full_parts(tree.segments, tree.paths, (3, 2))))
+        ways.append(tuple(full_parts(tree.segments, tree.below, (3, 2))))
     for parts in ways:
         assert_equal(graded(lambda q, k, v, s: Cascade.apply(q, k, v, s, parts, scores), inputs, weight), expected)  # noqa: B023
 
@@ -188,7 +188,7 @@ def test_attention_in_chunks_is_full_attention_over_a_tree_that_is_cut(chunk) ->
     assert (cut is tree) == (chunk == 1000)
     seen = seen_by(tree, None, chunk)
     expected = graded(lambda q, k, v, s: at_once(q, k, v, s, seen, 0.3, None), inputs, weight)
-    for parts in (cut.parts(None, inputs[0], scores), tuple(full_parts(cut.segments, cut.paths, (3, 2)))):
+    for parts in (cut.parts(None, inputs[0], scores), tuple(full_parts(cut.segments, cut.below, (3, 2)))):
         assert_equal(graded(lambda q, k, v, s: Cascade.apply(q, k, v, s, parts, scores), inputs, weight), expected)  # noqa: B023
     expected = graded(lambda q, k, v: at_once(q, k, v, None, seen, 0.3, None), plain, weight)
     assert_equal(graded(lambda q, k, v: _per_segment(q, k, v, cut, 0.3, None), plain, weight), expected)

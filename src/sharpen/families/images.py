@@ -37,7 +37,7 @@ MAX_SCANS = 64
 """Of a JPEG, which is drawn anew with each: cameras and programs make up to 10 or so, 95 bytes are one more."""
 
 _MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")
-_START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
+_START_OF_SCAN, _END_OF_IMAGE, _WITHOUT_LENGTH = b"\xda", b"\xd9", (b"\x01", b"\xd8")
 _CACHED_BYTES = 256 * 2**20
 _KEPT_TEXTS = 256
 Features = Mapping[str, "torch.Tensor"]
@@ -90,13 +90,15 @@ def size_of(data: bytes) -> tuple[int, int] | None:
 
 def _has_many_scans(data: bytes) -> bool:
     """Whether the first image of a JPEG file has more than `MAX_SCANS` scans. Between the segments, each with its
-    length, is what was coded, in which no marker stands."""
+    length (a few markers have none), is what was coded, in which no marker stands."""
     place, num_scans = 2, 0
     while data.startswith(b"\xff\xd8") and num_scans <= MAX_SCANS and (marker := _MARKER.search(data, place)):
         if marker[1] == _END_OF_IMAGE:
             break
         num_scans += marker[1] == _START_OF_SCAN
-        place = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+        place = marker.end()
+        if marker[1] not in _WITHOUT_LENGTH:
+            place += int.from_bytes(data[place : place + 2], "big")
     return num_scans > MAX_SCANS
 
 

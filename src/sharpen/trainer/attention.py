@@ -29,7 +29,7 @@ from sharpen.families.chunks import chunk_of, scaled_queries
 from sharpen.families.marks import BothWays, Shown
 from sharpen.families.pieces import Piece, text_config
 from sharpen.families.table import needs_of
-from sharpen.trainer.cascade import AttentionPart, Cascade, block_for, chunked, full_parts, window_parts
+from sharpen.trainer.cascade import AttentionPart, Cascade, block_for, chunked, descendants, full_parts, window_parts
 from sharpen.trainer.packing import Segment
 from sharpen.trainer.recurrence import Calls
 from sharpen.trainer.varlen import Paths, TorchVarlen, Varlen, check_kernel, torch_varlen, varlen_attention
@@ -50,8 +50,10 @@ class TreeLayout:
         varlen: Varlen | None = None,
         shown: Sequence[Shown] = (),
         both_ways: BothWays = "",
+        is_cut: bool = False,
     ) -> None:
-        """`both_ways`: in which layers the tokens of each of the `shown` images attend to each other both ways."""
+        """`both_ways`: in which layers the tokens of each of the `shown` images attend to each other both ways.
+        `is_cut`: the segments are those of a tree that was cut into chunks."""
         self.segments = tuple(segments)
         self.both_ways = both_ways
         self.shown = tuple(shown) if both_ways else ()
@@ -60,6 +62,9 @@ class TreeLayout:
         # Computed from lengths, since reading the largest position would wait for the GPU.
         self.max_position = max(sum(self._length(part) for part in path) for path in self.paths) - 1
         self.varlen = varlen
+        self.below: Sequence[Sequence[slice]] = [[slice(one.stop, one.subtree_stop)] for one in self.segments]
+        if is_cut:
+            self.below = descendants(self.segments, self.paths)
         self._calls: dict[bool, Calls] = {}
         self._in_chunks: dict[int, TreeLayout] = {}
         self._parts: dict[tuple[int | None, tuple[int, int] | None, torch.dtype], tuple[AttentionPart, ...]] = {}
@@ -75,7 +80,8 @@ class TreeLayout:
         if self.max_position < size:
             return self
         if size not in self._in_chunks:
-            self._in_chunks[size] = TreeLayout(chunked(self.segments, size), self.positions_N, varlen=self.varlen)
+            cut = chunked(self.segments, size)
+            self._in_chunks[size] = TreeLayout(cut, self.positions_N, varlen=self.varlen, is_cut=True)
         return self._in_chunks[size]
 
     def _length(self, number: int) -> int:
@@ -112,7 +118,7 @@ class TreeLayout:
         key = (window, block, query.dtype)
         if key not in self._parts:
             self._parts[key] = tuple(
-                full_parts(self.segments, self.paths, block)
+                full_parts(self.segments, self.below, block)
                 if window is None
                 else window_parts(self.segments, self.paths, window, query)
             )

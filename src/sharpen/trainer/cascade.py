@@ -50,24 +50,25 @@ class AttentionPart:
 
 
 def full_parts(
-    segments: Sequence[Segment], paths: Sequence[Sequence[int]], block: tuple[int, int] | None
+    segments: Sequence[Segment], below: Sequence[Sequence[slice]], block: tuple[int, int] | None
 ) -> Iterator[AttentionPart]:
-    """Return the parts of full attention; with `block`, of at most that many queries and keys."""
+    """Return the parts of full attention; with `block`, of at most that many queries and keys. `below`: for each
+    segment the ranges in N of its descendants."""
     for segment in segments:
         own = slice(segment.start, segment.stop)
         for queries in _ranges(own, block[0] if block else None):
             yield AttentionPart(queries=queries, keys=(queries,), sight=CAUSAL, first=True)
             for keys in _ranges(slice(own.start, queries.start), block[1] if block else None):
                 yield AttentionPart(queries=queries, keys=(keys,), sight=ALL, first=False)
-    for segment, below in zip(segments, _descendants(segments, paths), strict=True):
-        for queries in (some for run in below for some in _ranges(run, block[0] if block else None)):
+    for segment, ranges in zip(segments, below, strict=True):
+        for queries in (some for run in ranges for some in _ranges(run, block[0] if block else None)):
             for keys in _ranges(slice(segment.start, segment.stop), block[1] if block else None):
                 yield AttentionPart(queries=queries, keys=(keys,), sight=ALL, first=False)
 
 
-def _descendants(segments: Sequence[Segment], paths: Sequence[Sequence[int]]) -> list[list[slice]]:
-    """Return, for each segment, the ranges in N of those that have it on their path: one range, but in a tree that is
-    cut into chunks."""
+def descendants(segments: Sequence[Segment], paths: Sequence[Sequence[int]]) -> list[list[slice]]:
+    """Return, for each segment, the ranges in N of those that have it on their path. In a tree that is not cut into
+    chunks it is one range, from its `stop` to its `subtree_stop`."""
     runs: list[list[slice]] = [[] for _ in segments]
     for segment, path in zip(segments, paths, strict=True):
         for number in path[:-1]:
