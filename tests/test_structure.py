@@ -15,7 +15,7 @@ import sharpen
 ROOT = Path(sharpen.__file__).parent
 LONGEST = 60
 """Lines of a function, its signature and docstring included."""
-GROUND = {"types", "errors", "files", "interrupts", "config"}
+GROUND = {"types", "errors", "files", "interrupts", "host_memory", "config"}
 """Rooms that every other may import."""
 IMPORTS: Mapping[str, set[str]] = {
     "tasks": set(),
@@ -36,7 +36,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "exchange": {"rollout", "experience"},
     "operators": set(),
     "trainer": {"algorithm", "token_masks", "blockwise", "families"},
-    "doctor": {"trainer", "starter"},
+    "doctor": {"starter"},
     "compat": {"tasks", "algorithm", "rollout", "operators", "gateway"},
     "recipe": {"algorithm", "sync", "experience"},
     "execution": {

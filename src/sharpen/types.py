@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -94,8 +95,8 @@ class Span:
 _FIRST_BYTES: Mapping[bytes, str] = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
 
 
-MAX_PICTURE_BYTES = 64 << 20
-"""Of the file of a recorded image: more than any request may send."""
+MAX_PICTURE_BYTES = 1 << 30
+"""Of the file of a recorded image: as much as `gateway.max_body_mb` may let a request send."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
@@ -122,11 +123,13 @@ class Picture:
             if self.path.exists() and not self.path.is_file():
                 raise ImageError(f"the image {self.path} of a recorded call is no file")
             with self.path.open("rb") as file:
-                content = file.read(MAX_PICTURE_BYTES + 1)
+                too_large = os.fstat(file.fileno()).st_size > MAX_PICTURE_BYTES
+                content = b"" if too_large else file.read(MAX_PICTURE_BYTES)
         except OSError as error:
             raise ImageError(f"the image {self.path} of a recorded call cannot be read: {error.strerror}") from error
-        if len(content) > MAX_PICTURE_BYTES:
-            raise ImageError(f"the image {self.path} of a recorded call has more than {MAX_PICTURE_BYTES} bytes")
+        if too_large:
+            limit = f"{MAX_PICTURE_BYTES >> 20} MiB, more than any request may send"
+            raise ImageError(f"the image {self.path} of a recorded call is too large: more than {limit}")
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise ImageError(f"the image {self.path} of a recorded call has been changed: its hash is another")
         return content

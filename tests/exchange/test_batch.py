@@ -1,5 +1,7 @@
 """An explored batch and an announcement as bytes, and back."""
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +50,17 @@ def test_what_is_no_batch_is_an_error_of_ours(content):
         ExploredBatch.from_bytes(content)
 
 
+def test_a_batch_of_damaged_records_is_an_error_of_ours():
+    """Red before: the `ValueError` of a missing call went through a trainer that names what it cannot read."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.deserialize(batch().to_bytes())
+        connection.execute("UPDATE calls SET idx = 7 WHERE idx = 1")
+        connection.commit()
+        content = connection.serialize()
+    with pytest.raises(JournalError, match=r"exchange is not a batch of rollouts: ValueError: call 1 .* is missing"):
+        ExploredBatch.from_bytes(content)
+
+
 def test_an_announcement_keeps_the_probe_bit_by_bit():
     probe = Experience(
         rollout_id="probe",
@@ -86,5 +99,6 @@ def test_another_model_is_another_run():
     announcement = Announcement.of(CONFIG, total_steps=1, model={"digest": "x"}, probe=())
     with pytest.raises(ConfigError, match="model") as found:
         announcement.check(CONFIG, {"digest": "y"})
+    assert "the explorer and this trainer do not" in str(found.value)
     assert "'x'" in str(found.value)
     assert "'y'" in str(found.value)

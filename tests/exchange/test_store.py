@@ -1,8 +1,10 @@
 """Where explorer and trainer leave things: the same promises of a folder and of a real PostgreSQL server."""
 
 import os
+import stat
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +73,42 @@ def test_of_several_that_store_the_same_batch_one_does(address, store, tmp_path)
     assert not Batches(store).put_new(1, b"late")
     Batches(store).remove(1)
     assert Batches(store).put_new(1, b"again")
+
+
+def test_a_batch_is_stored_if_the_answer_to_its_link_was_lost(tmp_path):
+    """As on NFS, whose client repeats the request, and is told then that the name is taken: by its own file. Red
+    before: not stored, so that its sessions went into the next batch, too."""
+
+    def link_twice(own: Path, path: Path) -> None:
+        os.link(own, path)
+        os.link(own, path)
+
+    def link_late(own: Path, path: Path) -> None:
+        path.write_bytes(b"another's")
+        os.link(own, path)
+
+    def find_removed(own: Path, path: Path) -> None:
+        raise FileExistsError(path)
+
+    assert Batches(FolderStore(tmp_path, link=link_twice)).put_new(1, b"own")
+    assert Batches(FolderStore(tmp_path)).get(1) == b"own"
+    assert not Batches(FolderStore(tmp_path, link=link_late)).put_new(2, b"own")
+    assert Batches(FolderStore(tmp_path)).get(2) == b"another's"
+    assert not Batches(FolderStore(tmp_path, link=find_removed)).put_new(3, b"own")
+    assert {file.name for file in (tmp_path / "batches").iterdir()} == {"000001.batch", "000002.batch"}
+
+
+def test_the_name_of_a_new_batch_is_on_disk_when_it_is_stored(tmp_path):
+    """Red before: after a power cut a batch could be gone that had been trained, and its sessions trained again."""
+    flushed: list[set[str]] = []
+
+    def flush(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            flushed.append({name for name in os.listdir(descriptor) if not name.startswith(".")})
+
+    assert Batches(FolderStore(tmp_path, flush=flush)).put_new(1, b"one")
+    assert flushed[0] == {"batches"}
+    assert flushed[-1] == {"000001.batch"}
 
 
 def test_another_process_sees_a_content_whole_or_not_at_all(address, store, tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sharpen.errors import CheckpointError
 from sharpen.exchange.weights import PublishedWeights, WeightPublisher, read_note
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
@@ -52,6 +53,37 @@ def test_a_session_that_begins_again_takes_back_what_it_lost(store):
     assert note.leads_here(second.note.session, 9)
     assert note.leads_here("", 0)
     assert not note.leads_here("unknown", 0)
+
+
+@pytest.mark.parametrize("both_began_at_once", [True, False])
+def test_of_two_trainers_on_one_exchange_the_first_ends_and_the_note_stays(store, both_began_at_once):
+    """Red before: each replaced the other's note, so that servers removed sessions that the other's weights had
+    sampled, and both trained every batch."""
+    first = WeightPublisher(store, step=0, version=0)
+    if not both_began_at_once:
+        first.publish(0, 0, TENSORS)
+    second = WeightPublisher(store, step=0, version=0)
+    if both_began_at_once:
+        first.publish(0, 0, TENSORS)
+        first, second = second, first
+    else:
+        second.publish(0, 0, TENSORS)
+    for use in (lambda: first.publish(1, 1, TENSORS), lambda: first.trained(1)):
+        with pytest.raises(CheckpointError, match="another trainer uses the same exchange") as found:
+            use()
+        assert store.where in str(found.value)
+        assert "mode both" in str(found.value)
+    assert first.note.trained == 0
+    second.publish(1, 1, TENSORS)
+    assert read_note(store) == second.note
+
+
+def test_the_note_of_a_trainer_may_be_deleted(store):
+    publisher = WeightPublisher(store, step=0, version=0)
+    publisher.trained(1)
+    store.remove("trainer.json")
+    publisher.trained(2)
+    assert read_note(store) == publisher.note
 
 
 def test_equal_versions_of_two_sessions_are_different_weights(store):

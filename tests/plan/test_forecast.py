@@ -13,13 +13,13 @@ from sharpen.cli.main import main
 from sharpen.config.load import resolve
 from sharpen.config.public import AlgorithmConfig
 from sharpen.errors import ConfigError
+from sharpen.host_memory import total_bytes
 from sharpen.plan.case import Case, read_models
 from sharpen.plan.hardware import Hardware
 from sharpen.plan.record import FILE
 from sharpen.plan.workload import expected
 from sharpen.recipe import EngineChoice, Job, recipe_of
 from sharpen.run.forecast import after_run, before_run, certainly_short
-from sharpen.trainer.host_memory import total_bytes
 
 
 def write_model(folder: Path, *, width: int, depth: int) -> Path:

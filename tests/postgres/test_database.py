@@ -1,6 +1,7 @@
 """What only a database can do, or suffer: versions of its tables, connections that are lost, two that begin at once."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import psycopg
@@ -129,6 +130,24 @@ def test_a_large_content_is_stored_in_parts(postgres, tmp_path):
         assert file.read_bytes() == large
     store.put("weights/a", b"small")
     assert store.get("weights/a") == b"small"
+    store.close()
+
+
+def test_of_two_that_store_one_content_the_later_replaces_the_earlier(postgres, tmp_path):
+    """Red before: `put` returned as if it had stored, and the content of the other was there."""
+    store, run = DatabaseStore(postgres, f"P/{tmp_path}", tmp_path), f"P/{tmp_path}"
+    insert = "INSERT INTO sharpen_contents (run, name, part, content) VALUES (%s, 'trainer.json', %s, 'other')"
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT%'"
+    with psycopg.connect(postgres) as other, psycopg.connect(postgres, autocommit=True) as watching:
+        other.cursor().executemany(insert, [(run, part) for part in range(3)])
+        putting = threading.Thread(target=store.put, args=("trainer.json", b"mine"))
+        putting.start()
+        end = time.monotonic() + 60
+        while watching.execute(waiting).fetchone() == (0,) and time.monotonic() < end:
+            time.sleep(0.01)
+        other.commit()
+        putting.join(60)
+    assert store.get("trainer.json") == b"mine"
     store.close()
 
 

@@ -95,3 +95,26 @@ def test_a_judge_that_fails(run, tmp_path, capsys):
     assert "auxiliary_models" in capsys.readouterr().err
     assert main(["rescore", str(run), "--judge", f"{tmp_path / 'other.py'}:lang"]) == 2
     assert "did you mean 'long'" in capsys.readouterr().err
+
+
+def test_what_was_trimmed_is_counted_and_the_moments_are_named(tmp_path, capsys):
+    """Without an evaluation before, and with the text of the first one dropped: red with "after - before" said of other
+    moments than were compared, and with the dropped ones counted nowhere."""
+    (tmp_path / "other.py").write_text(JUDGE)
+    run = make_run(tmp_path, {})
+    with Journal(run / "evaluations.db") as journal:
+        for moment, text in (("step-1", "abc"), ("step-2", "abc"), ("step-3", "abcdef")):
+            for number in range(12):
+                task = Task(id=f"test/{number}", index=number, row={"question": "q"})
+                journal.add(answered(f"{moment}/held-out/sampled/{task.id}", task, text, 0.0))
+        journal.trim(2)
+    Journal(run / "run.db").close()
+    words = ["rescore", str(run), "--judge", f"{tmp_path / 'other.py'}:long"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "held-out/sampled, step-3 - step-2: +0.000 [" in out
+    assert "12 evaluated rollouts cannot be judged: the run dropped their text (journal.keep_steps): step-1" in out
+    assert main([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["evaluations_trimmed"] == 12
+    assert (answer["evaluations"]["held-out/sampled"]["first"], len(answer["evaluations"])) == ("step-2", 1)

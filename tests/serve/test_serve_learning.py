@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,10 @@ from serve_client import KEY, Client, end
 
 from sharpen.certificate.certify import certify
 from sharpen.cli.main import BAD_INPUT, main
+from sharpen.config.load import read_yaml, resolve
+from sharpen.exchange.announcement import Announcement
 from sharpen.exchange.batch import ExploredBatch
+from sharpen.exchange.store import Batches, FolderStore
 from sharpen.experience.reading import read_groups, read_steps, read_trained
 from sharpen.serve.visit import Visit
 
@@ -253,6 +257,32 @@ def test_settings_that_no_server_can_have(settings, message, config: Path, capsy
     chosen = [part for setting in settings for part in ("--set", setting)]
     assert main(["serve", "--config", str(config), *chosen]) == BAD_INPUT
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["algorithm.group_size=4"], r"algorithm\.group_size: 2 there, 4 here"),
+        (["model.temperature=0.5"], r"model\.temperature: 1\.0 there, 0\.5 here"),
+        ([], r"model: .*'other'"),
+    ],
+)
+def test_a_further_server_of_another_run_is_refused(settings, message, config: Path, tmp_path: Path, capsys):
+    """Red before: it replaced what the first had announced, which the trainer then refused when it began again."""
+    exchange = tmp_path / "shared"
+    first, other = resolve(read_yaml(config), {"train_dataset.path": "sessions"}).config, {"digest": "other"}
+    said = Announcement.of(first, total_steps=STEPS, model=other, probe=()).to_bytes()
+    Batches(FolderStore(exchange)).put(0, said)
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # where it would end otherwise
+        chosen = [
+            part for setting in (*settings, f"exchange={exchange}", "mode=explore") for part in ("--set", setting)
+        ]
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "--config", str(config), "--port", port, "--api-key", KEY, *chosen]) == BAD_INPUT
+    errors = capsys.readouterr().err
+    assert re.search(f"this server and the one before it on the same exchange .*{message}", errors)
+    assert Batches(FolderStore(exchange)).get(0) == said
+    assert not (run_dir(config) / "explore").exists(), "so that it can begin with the right settings"
 
 
 def test_a_model_or_a_configuration(config: Path, toy_model_dir: Path, capsys):

@@ -31,7 +31,7 @@ def test_the_programs(tmp_path: Path) -> None:
         ScriptedEngine(tokenizer, lambda request: "an answer"), tokenizer, model_name="toy", loop=loop.loop
     )
     sessions = Sessions(gateway, KEY, tmp_path / "sessions", idle_s=600.0, group_size=1)
-    sessions.restore(Batches(FolderStore(tmp_path)))
+    sessions.restore(Batches(FolderStore(tmp_path)), 0)
     routes = {("POST", "/sessions"): sessions.open, ("POST", "/feedback"): sessions.rate}
     front = Front(gateway, sessions, KEY, {}, routes)
     server = Server(front.start, loop.loop, nobody, GatewayConfig())

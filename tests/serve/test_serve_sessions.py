@@ -73,13 +73,13 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *, idle_s: float = 600.0, group_size: int = 1) -> Iterator[Server]:
+def serving(folder: Path, *, idle_s: float = 600.0, group_size: int = 1, trained: int = 0) -> Iterator[Server]:
     loop, tokenizer = ServingLoop(), toy_tokenizer()
     engine = ScriptedEngine(tokenizer, lambda request: "an answer")
     gateway = Gateway(engine, tokenizer, model_name="toy", loop=loop.loop)
     sessions = Sessions(gateway, KEY, folder / "sessions", idle_s=idle_s, group_size=group_size)
     store = Batches(FolderStore(folder))
-    sessions.restore(store)
+    sessions.restore(store, trained)
     yield Server(sessions, Front(gateway, sessions, KEY, {}), engine, loop, store)
     loop.run(gateway.close())
     loop.stop()
@@ -294,3 +294,22 @@ def test_after_a_kill_a_session_is_in_a_batch_or_waits(when, tmp_path):
         assert {*visits(after)} == {*ids} - {*given}
     with serving(tmp_path) as again:
         assert {*visits(again)} == {*ids} - {*given}
+
+
+@pytest.mark.parametrize("trained", [1, 0])
+def test_what_was_trained_and_then_deleted_is_not_trained_again_after_a_restart(trained, tmp_path):
+    """Red before: the sessions of a deleted batch waited again, also if it had trained."""
+    with serving(tmp_path) as before:
+        given, later = before.talk(1.0), before.talk(0.0)
+        before.sessions.save()
+        before.sessions.give([given], 1)
+        before.sessions.give([later], 2)
+        before.put(1, [given])
+        before.put(2, [later])
+    for number in (1, 2):
+        before.store.remove(number)
+    with serving(tmp_path, trained=trained) as after:
+        waiting = {later} if trained else {given, later}
+        assert {one.id for one in after.sessions.rated()} == waiting
+        assert after.settle(trained) == {}
+        assert {*visits(after)} == waiting

@@ -6,13 +6,15 @@ In: a run directory and its groups. Out: what does not hold, in words.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 
 from sharpen.types import Call, Group
 
-MAX_BYTES = 64 << 20
+MAX_BYTES = 1 << 30
+"""Of the file of an image: no request may send more (`gateway.max_body_mb`)."""
 TOKEN_NAMES = ("image_token_id", "image_token_index")
 
 
@@ -52,7 +54,9 @@ class ImageFiles:
     def _file(self, name: str) -> str | None:
         try:
             with (self._folder / name).open("rb") as file:
-                content = file.read(MAX_BYTES)  # a larger one is another's
+                if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                    return f"the file images/{name} is too large: more than {MAX_BYTES >> 20} MiB"
+                content = file.read(MAX_BYTES)
         except OSError:
             return f"the file images/{name} is missing"
         return None if sha256(content).hexdigest() == name else f"the file images/{name} has been changed"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,16 +59,28 @@ def run_rescore(arguments: argparse.Namespace) -> int:
         if arguments.output is not None:
             _write(arguments.output, [*scores, *evaluated])
         if arguments.json:
-            answer = {name: {"recorded": asdict(old), "new": asdict(new)} for name, (old, new) in differences.items()}
-            print_json({"training": asdict(found), "evaluations": answer}, out)
+            answer = {name: asdict(difference) for name, difference in differences.items()}
+            trimmed = sum(score.trimmed for score in evaluated)
+            print_json({"training": asdict(found), "evaluations": answer, "evaluations_trimmed": trimmed}, out)
         else:
-            for line in [*lines(found), *difference_lines(differences)]:
+            for line in [*lines(found), *difference_lines(differences), *trimmed_lines(evaluated)]:
                 say(line)
     return 1 if scores and found.failed + found.trimmed == len(scores) else 0
 
 
-def held_out_differences(scores: Sequence[Score]) -> dict[str, tuple[Difference, Difference]]:
-    """Return, by place, after minus before: by the recorded rewards and by the new ones, over the same tasks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutDifference:
+    """The evaluation at the moment `last` minus that at `first` (such as `before`, `step-20`, `after`), over the same
+    tasks: by the recorded rewards and by the new ones."""
+
+    first: str
+    last: str
+    recorded: Difference
+    new: Difference
+
+
+def held_out_differences(scores: Sequence[Score]) -> dict[str, HeldOutDifference]:
+    """Return, by place, the difference between the first and the last evaluation that could be judged."""
     from sharpen.monitor.statistics import is_binary, paired_difference
 
     places: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
@@ -79,12 +91,12 @@ def held_out_differences(scores: Sequence[Score]) -> dict[str, tuple[Difference,
             places.setdefault(place, {}).setdefault(moment, {})[score.task] = (score.old, score.new)
     found = {}
     for place, moments in places.items():
-        first, last = next(iter(moments.values())), list(moments.values())[-1]
+        (first, early), (last, late) = next(iter(moments.items())), list(moments.items())[-1]
         if len(moments) > 1:
-            sides = [({t: p[side] for t, p in first.items()}, {t: p[side] for t, p in last.items()}) for side in (0, 1)]
+            sides = [({t: p[side] for t, p in early.items()}, {t: p[side] for t, p in late.items()}) for side in (0, 1)]
             binary = is_binary([value for pair in sides for some in pair for value in some.values()])
             old, new = (paired_difference(before, after, binary=binary) for before, after in sides)
-            found[place] = (old, new)
+            found[place] = HeldOutDifference(first=first, last=last, recorded=old, new=new)
     return found
 
 
@@ -106,11 +118,25 @@ def lines(found: Changes) -> Iterator[str]:
         yield f"  {score.rollout}  {score.old:g} -> {score.new:g}"
 
 
-def difference_lines(differences: dict[str, tuple[Difference, Difference]]) -> Iterator[str]:
-    """Yield what the new judge says of before and after."""
-    for place, (old, new) in differences.items():
-        texts = [f"{one.difference:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" for one in (old, new)]
-        yield f"{place}, after - before: {texts[0]} as recorded, {texts[1]} by this judge ({new.num_tasks} tasks)"
+def difference_lines(differences: Mapping[str, HeldOutDifference]) -> Iterator[str]:
+    """Yield what the new judge says of the first and the last evaluation."""
+    for place, found in differences.items():
+        both = (found.recorded, found.new)
+        texts = [f"{one.difference:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" for one in both]
+        yield (
+            f"{place}, {found.last} - {found.first}: {texts[0]} as recorded, {texts[1]} by this judge "
+            f"({found.new.num_tasks} tasks)"
+        )
+
+
+def trimmed_lines(evaluated: Sequence[Score]) -> Iterator[str]:
+    """Yield how many evaluated rollouts have no text left, and of which moments."""
+    if trimmed := [score.group.partition("/")[0] for score in evaluated if score.trimmed]:
+        moments = ", ".join(dict.fromkeys(trimmed))
+        yield (
+            f"{len(trimmed)} evaluated rollouts cannot be judged: the run dropped their text (journal.keep_steps): "
+            f"{moments}"
+        )
 
 
 def _write(path: Path, scores: Sequence[Score]) -> None:

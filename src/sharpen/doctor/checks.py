@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
 
-from sharpen.trainer.host_memory import available_bytes, total_bytes
+from sharpen.host_memory import available_bytes, total_bytes
 
 GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB

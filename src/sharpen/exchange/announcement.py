@@ -50,8 +50,9 @@ class Announcement:
         """The announcement of an explorer with these settings."""
         return cls(total_steps=total_steps, model=dict(model), settings=_shared(config), probe=probe)
 
-    def check(self, config: RunConfig, model: Mapping[str, Any]) -> None:
-        """Raise `ConfigError` if a trainer with these settings and this model is not of the same run."""
+    def check(self, config: RunConfig, model: Mapping[str, Any], *, who: str = "the explorer and this trainer") -> None:
+        """Raise `ConfigError` if a trainer with these settings and this model is not of the same run; or another
+        server, by `who`."""
         now = _shared(config)
         wrong = [
             f"{name}: {self.settings[name]!r} there, {now[name]!r} here"
@@ -62,7 +63,7 @@ class Announcement:
             wrong.append(f"model: {dict(self.model)} there, {dict(model)} here")
         if wrong:
             raise ConfigError(
-                "the explorer and this trainer do not do the same run: " + "; ".join(wrong) + ". Give both the same "
+                f"{who} do not do the same run: " + "; ".join(wrong) + ". Give both the same "
                 "settings, or this one another name"
             )
 

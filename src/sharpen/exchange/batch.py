@@ -12,9 +12,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from sharpen.errors import JournalError
+from sharpen.errors import JournalError, SharpenError
 from sharpen.experience.images import insert_images, pictures_of
-from sharpen.experience.reading import read_groups_from
+from sharpen.experience.reading import DAMAGE, read_groups_from
 from sharpen.experience.records import SCHEMA, SCHEMA_VERSION, insert_group
 from sharpen.rollout.refill import StepRollouts
 from sharpen.types import Group
@@ -98,11 +98,19 @@ def pack(groups: Iterable[Group], about: Mapping[str, Any]) -> bytes:
 
 
 def unpack(content: bytes) -> tuple[dict[str, Any], tuple[Group, ...]]:
-    """Return what `pack` took. Raises `JournalError` for other bytes, and those of another version."""
+    """Return what `pack` took, whatever memory it needs: it is ours. Raises `JournalError` for other bytes, and
+    those of another version."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.row_factory = sqlite3.Row
         about = _read_about(connection, content)
-        return about, tuple(read_groups_from(connection))
+        try:
+            return about, tuple(read_groups_from(connection))
+        except SharpenError:
+            raise
+        except DAMAGE as error:
+            raise JournalError(
+                f"what is in the exchange is not a batch of rollouts: {type(error).__name__}: {error}"
+            ) from error
 
 
 def _read_about(connection: sqlite3.Connection, content: bytes) -> dict[str, Any]:

@@ -57,8 +57,9 @@ class DatabaseStore:
     def put(self, name: str, content: bytes) -> None:
         """See `Store.put`."""
         with self._using(f"{name} could not be stored") as connection:
-            _run(connection, "DELETE FROM sharpen_contents WHERE run = :run AND name = :name", self._run, name)
-            self._insert(connection, name, content)
+            self._delete(connection, name)
+            while not self._insert(connection, name, content):  # another process has just stored one
+                self._delete(connection, name)
 
     def put_new(self, name: str, content: bytes) -> bool:
         """See `Store.put_new`."""
@@ -86,7 +87,7 @@ class DatabaseStore:
     def remove(self, name: str) -> None:
         """See `Store.remove`."""
         with self._using(f"{name} could not be removed") as connection:
-            _run(connection, "DELETE FROM sharpen_contents WHERE run = :run AND name = :name", self._run, name)
+            self._delete(connection, name)
 
     def names(self, folder: str) -> list[str]:
         """See `Store.names`."""
@@ -103,6 +104,9 @@ class DatabaseStore:
         """Close the connections."""
         self._closed = True
         self._engine.dispose()
+
+    def _delete(self, connection: Connection, name: str) -> None:
+        _run(connection, "DELETE FROM sharpen_contents WHERE run = :run AND name = :name", self._run, name)
 
     def _insert(self, connection: Connection, name: str, content: bytes) -> bool:
         """Store a content unless there is one, waiting for another process that is about to; whether it was stored."""

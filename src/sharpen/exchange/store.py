@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 from sharpen.errors import JournalError
-from sharpen.files import partial_files, partial_of, write_whole
+from sharpen.files import flush_folder, partial_files, partial_of, write_whole
 
 _FOLDER, _SUFFIX = "batches", ".batch"
 EXPLORER = "explore"
@@ -63,10 +63,13 @@ class Store(Protocol):
 class FolderStore:
     """One file for each content, moved into place when it is whole, so that a network file system does, too."""
 
-    def __init__(self, folder: Path) -> None:
-        """Create `folder` if it does not exist."""
+    def __init__(
+        self, folder: Path, *, link: Callable[[Path, Path], None] = os.link, flush: Callable[[int], None] = os.fsync
+    ) -> None:
+        """Create `folder` if it does not exist. `link` gives a file a further name, and `flush` puts what a descriptor
+        of a file or of a folder stands for on disk."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+        self._folder, self._link, self._flush = folder, link, flush
         self._swept: set[Path] = set()
 
     @property
@@ -77,22 +80,23 @@ class FolderStore:
     def put(self, name: str, content: bytes) -> None:
         """See `Store.put`."""
         with self._place(name) as path:
-            write_whole(path, content)
+            write_whole(path, content, flush=self._flush)
 
     def put_new(self, name: str, content: bytes) -> bool:
-        """See `Store.put_new`. The file system must have hard links."""
+        """See `Store.put_new`. The file system must have hard links. NFS repeats a request whose reply was lost, and
+        then says that the name is taken, by the file that it was given to."""
         with self._place(name) as path:
             if path.exists():
                 return False
             own = partial_of(path)
             try:
-                write_whole(own, content)
-                os.link(own, path)
-            except FileExistsError:
-                return False
+                write_whole(own, content, flush=self._flush)
+                stored = self._made_link(own, path)
             finally:
                 own.unlink(missing_ok=True)
-        return True
+            if stored:
+                flush_folder(path.parent, self._flush)
+            return stored
 
     def get(self, name: str) -> bytes | None:
         """See `Store.get`."""
@@ -118,6 +122,15 @@ class FolderStore:
     def close(self) -> None:
         """Nothing is held open."""
 
+    def _made_link(self, own: Path, path: Path) -> bool:
+        try:
+            self._link(own, path)
+        except FileExistsError:
+            with suppress(FileNotFoundError):  # removed meanwhile
+                return path.samefile(own)
+            return False
+        return True
+
     @contextmanager
     def _place(self, name: str) -> Iterator[Path]:
         """Yield where a content is written. Raises `JournalError`. Before the first, what killed processes left in its
@@ -126,6 +139,7 @@ class FolderStore:
         try:
             if path.parent != self._folder:
                 path.parent.mkdir(exist_ok=True)
+                flush_folder(self._folder, self._flush)
             if path.parent not in self._swept:
                 for leftover in partial_files(path.parent):
                     with suppress(FileNotFoundError):

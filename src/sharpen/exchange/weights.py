@@ -60,6 +60,7 @@ class WeightPublisher:
         count."""
         self._store = store
         before = read_note(store)
+        self._there = None if before is None else before.session
         self._last = None if before is None else _name(before.session, before.version)
         spans = () if before is None else _ended(before.spans, version)
         session = secrets.token_hex(4)
@@ -74,24 +75,35 @@ class WeightPublisher:
 
     def publish(self, version: int, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Offer the weights that `step` led to. The last but one stay, which an explorer may be reading, older ones are
-        removed. Raises `CheckpointError` if they cannot be written."""
+        removed. Raises `CheckpointError` if they cannot be written, or another trainer uses the exchange."""
         name = _name(self._note.session, version)
         try:
             self._store.put(name, _content(tensors))
             self._write(replace(self._note, version=version, step=step, trained=step))
             for old in set(self._store.names(_FOLDER)) - {name, self._last}:
                 self._store.remove(old)
+        except CheckpointError:
+            raise
         except (JournalError, OSError) as error:
             raise CheckpointError(f"the weights of step {step} could not be handed to the explorer: {error}") from error
         self._last = name
 
     def trained(self, step: int) -> None:
-        """Say that a step has trained whose weights are not published."""
+        """Say that a step has trained whose weights are not published. Raises as `publish`."""
         self._write(replace(self._note, trained=step))
 
     def _write(self, note: TrainerNote) -> None:
-        self._note = note
+        """Replace the note, unless somebody else has since this session last looked."""
+        there = read_note(self._store)
+        if there is not None and there.session != self._there:
+            raise CheckpointError(
+                f"another trainer uses the same exchange ({self._store.where}): {_NOTE} there is of session "
+                f"{there.session} now, and this one is {note.session}. One trainer may go on; the other needs another "
+                "name, or an exchange of its own. Of several servers that share one, only one has mode both, and none "
+                "if the trainer is started by itself"
+            )
         self._store.put(_NOTE, json.dumps(asdict(note), indent=2).encode())
+        self._note, self._there = note, note.session
 
 
 class PublishedWeights:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from sharpen.experience.expansion import refuse_more_than_memory
 from sharpen.experience.reading import floats, has, ints, reading
 from sharpen.experience.records import Delivery, GroupPlace, LossSpan
 from sharpen.types import FloatArray
 
-_MAX_TOKENS = 1 << 26
-"""Loss tokens of a step. A row of a few bytes says how many it stands for."""
+_TOKEN_BYTES = 12
+"""Of a loss token: its place, its advantage, its weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ def read_sessions(path: Path | str) -> list[SessionRecord]:
 
 def read_delivery(path: Path | str, step: int) -> Delivery | None:
     """Return the data passed to the trainer in a step, without the sequences; None if it was not recorded. Raises
-    `JournalError` for more tokens than a step could have."""
+    `JournalError` for more tokens than the memory of this machine holds."""
     with reading(path) as connection:
         if not has(connection, "step_groups"):
             return None
@@ -94,10 +95,20 @@ def read_group_steps(connection: sqlite3.Connection, group_id: str) -> list[tupl
     return [(step, left_out) for step, left_out in connection.execute(sql, (group_id,))]
 
 
+def refuse_too_many(counts: Iterable[int], most_bytes: float | None = None) -> None:
+    """Check the numbers of loss tokens of a step's spans: a row of a few bytes says how many it stands for. Raises
+    `ValueError` for one that no call has, `JournalError` if all need more memory than `most_bytes`: by default that of
+    this machine."""
+    total = 0
+    for count in counts:
+        if not 0 <= count < 1 << 31:
+            raise ValueError(f"a call of {count} loss tokens: no run made it")
+        total += count
+    refuse_more_than_memory(_TOKEN_BYTES * total, f"the {total} loss tokens of a step", most_bytes)
+
+
 def _spans(rows: Sequence[sqlite3.Row]) -> Iterator[LossSpan]:
-    num_tokens = sum(max(0, row["num_tokens"]) for row in rows)
-    if num_tokens > _MAX_TOKENS:
-        raise ValueError(f"{num_tokens} loss tokens in one step: {_MAX_TOKENS} at most")
+    refuse_too_many([row["num_tokens"] for row in rows])
     yield from map(_span, rows)
 
 

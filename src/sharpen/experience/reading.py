@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import re
 import shutil
 import sqlite3
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from sharpen.errors import JournalError, SharpenError
+from sharpen.experience.expansion import CALL_SIZES, ROUTE_SIZES, prompt_bytes, refuse_more_than_memory
 from sharpen.experience.images import FOLDER, ImageFolder, read_image
 from sharpen.experience.records import (
     BASELINE,
@@ -55,31 +57,8 @@ from sharpen.types import (
 _AT_REST = "mode=ro&immutable=1"
 _TABLES = {*re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", SCHEMA), "images", "recorded", "answers", "trimmed"}
 """The names of tables that a journal may have."""
-_DAMAGE = (sqlite3.Error, ArithmeticError, AssertionError, LookupError, RecursionError, TypeError, ValueError)
+DAMAGE = (sqlite3.Error, ArithmeticError, AssertionError, LookupError, RecursionError, TypeError, ValueError)
 """What comes of values that are not what they should be."""
-MAX_GROUP_BYTES = 2 << 30
-"""Of the prompts that the calls of a group stand for. A call stores only what its base does not have, so that 100,000
-in a row, a file of 15 MB, stand for 10,000,000,000 messages; no run could hold those."""
-_EXPERTS_WEIGH = 16
-"""The experts of a token take that much more."""
-
-
-class _Expanded:
-    """Counts the bytes of the prompts of a group's calls. Raises `ValueError` for more than a run could hold."""
-
-    def __init__(self, most_bytes: int = MAX_GROUP_BYTES) -> None:
-        self._bytes, self._most = 0, most_bytes
-
-    def add(self, call: Call) -> None:
-        """Count one more call."""
-        experts = 0 if call.routes_NLK is None else call.routes_NLK.nbytes
-        self._bytes += call.prompt_ids_P.nbytes + 8 * (len(call.messages) + len(call.pictures))
-        self._bytes += experts // _EXPERTS_WEIGH
-        if self._bytes > self._most:
-            raise ValueError(
-                f"the calls of one group stand for more than {self._most >> 20} MiB of prompts, each with those before "
-                "it: no run made them"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +124,13 @@ def read_group_ids(path: Path | str) -> list[tuple[int, str]]:
     return [(key, id_) for key, id_, _ in _groups(path)]
 
 
-def read_groups_at(path: Path | str, keys: Iterable[int], *, most_bytes: int = MAX_GROUP_BYTES) -> list[Group]:
-    """Return the groups with these keys in the journal. Raises `JournalError` for one whose calls stand for more than
-    `most_bytes` of prompts."""
+def read_groups_at(path: Path | str, keys: Iterable[int], *, most_bytes: float | None = None) -> list[Group]:
+    """Return the groups with these keys in the journal. Raises `JournalError` if their prompts need more memory than
+    `most_bytes`: by default that of this machine. `math.inf` is for what this run itself has written."""
     with reading(path) as connection:
-        return [_read_group(connection, key, most_bytes) for key in keys]
+        keys = list(keys)
+        _refuse_too_large(connection, keys, most_bytes)
+        return [_read_group(connection, key) for key in keys]
 
 
 def read_groups(path: Path | str, *, group_id: str | None = None, last: int | None = None) -> Iterator[Group]:
@@ -163,6 +144,7 @@ def read_groups(path: Path | str, *, group_id: str | None = None, last: int | No
             )
         ]
         for key in reversed(keys):
+            _refuse_too_large(connection, [key])
             yield _read_group(connection, key)
 
 
@@ -177,12 +159,13 @@ def read_rollout_from(connection: sqlite3.Connection, key: int) -> tuple[Rollout
         (row["group_key"],),
     ).fetchone()
     task = Task(id=group["task_id"], index=group["task_index"], row=_object(group["row"]))
-    return _read_rollout(connection, row, _Expanded(), lenient=True), task, group["version"]
+    refuse_more_than_memory(_prompt_bytes(connection, key), f"the calls of the rollout {row['id']!r}")
+    return _read_rollout(connection, row, lenient=True), task, group["version"]
 
 
 def read_groups_from(connection: sqlite3.Connection) -> Iterator[Group]:
-    """All groups of an open database with the journal's tables (rows are `sqlite3.Row`), in the order they were
-    added."""
+    """All groups of an open database with the journal's tables (rows are `sqlite3.Row`), in the order they were added,
+    whatever memory they need."""
     for (key,) in connection.execute("SELECT key FROM groups ORDER BY key").fetchall():
         yield _read_group(connection, key)
 
@@ -211,7 +194,7 @@ def read_trained_groups(path: Path | str, *, last_step: int, oldest: int) -> lis
     for call in _read_trained(path, first, last_step):
         if call.group_id in calls:
             calls[call.group_id].append(call)
-    return [(group, calls[group.id]) for group in read_groups_at(path, sorted(keys))]
+    return [(group, calls[group.id]) for group in read_groups_at(path, sorted(keys), most_bytes=math.inf)]
 
 
 def step_of_group(group_id: str) -> int | None:
@@ -354,7 +337,7 @@ def reading(path: Path | str) -> Iterator[sqlite3.Connection]:
             raise
         except sqlite3.OperationalError as error:  # a lock, the disk
             raise JournalError(f"cannot read the journal {path}: {error}") from error
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise JournalError(f"the journal {path} is damaged: {type(error).__name__}: {error}") from error
 
 
@@ -442,13 +425,31 @@ def _computing(path: Path, what: str, remedy: str) -> JournalError:
     )
 
 
-def _read_group(connection: sqlite3.Connection, key: int, most_bytes: int = MAX_GROUP_BYTES) -> Group:
+def _refuse_too_large(connection: sqlite3.Connection, keys: Iterable[int], most_bytes: float | None = None) -> None:
+    """Raise `JournalError` if the prompts of these groups need more memory than there is."""
+    if most_bytes == math.inf:
+        return
+    sql = "SELECT key FROM rollouts WHERE group_key = ?"
+    rollouts = [rollout for key in keys for (rollout,) in connection.execute(sql, (key,)).fetchall()]
+    num_bytes = sum(_prompt_bytes(connection, rollout) for rollout in rollouts)
+    refuse_more_than_memory(num_bytes, f"the calls of {len(rollouts)} rollouts", most_bytes)
+
+
+def _prompt_bytes(connection: sqlite3.Connection, rollout_key: int) -> int:
+    routes = connection.execute(ROUTE_SIZES, (rollout_key,)) if has(connection, "call_routes") else ()
+    return prompt_bytes(
+        connection.execute(CALL_SIZES, (rollout_key,)),
+        {row["call"]: row for row in routes},
+        {call: (kept, len(own)) for call, (kept, own) in _picture_rows(connection, rollout_key).items()},
+    )
+
+
+def _read_group(connection: sqlite3.Connection, key: int) -> Group:
     group = connection.execute(
         "SELECT groups.*, texts.json AS row FROM groups JOIN texts ON texts.id = groups.task_row WHERE key = ?", (key,)
     ).fetchone()
     rows = connection.execute("SELECT * FROM rollouts WHERE group_key = ? ORDER BY key", (key,)).fetchall()
-    expanded = _Expanded(most_bytes)
-    rollouts = [(row["is_final"], _read_rollout(connection, row, expanded)) for row in rows]
+    rollouts = [(row["is_final"], _read_rollout(connection, row)) for row in rows]
     return Group(
         id=group["id"],
         version=group["version"],
@@ -468,9 +469,7 @@ def _read_beside(connection: sqlite3.Connection, key: int) -> str | None:
     return None if row is None else str(row["beside"])
 
 
-def _read_rollout(
-    connection: sqlite3.Connection, row: sqlite3.Row, expanded: _Expanded, *, lenient: bool = False
-) -> Rollout:
+def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, *, lenient: bool = False) -> Rollout:
     calls: list[Call] = []
     notes = _read_notes(connection, row["key"])
     requests = {note["call"]: note["request"] for note in notes}
@@ -498,7 +497,6 @@ def _read_rollout(
         pictures = _read_pictures(*shown[index], base, files) if index in shown else ()
         call = replace(call, agent=agent, model=model, started=started, span=span, routes_NLK=routes_NLK)
         calls.append(replace(call, pictures=pictures) if pictures else call)
-        expanded.add(calls[-1])
     return Rollout(
         id=row["id"],
         group_id=row["group_id"],

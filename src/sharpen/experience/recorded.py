@@ -8,6 +8,7 @@ the server gave each answer.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ def read_open_sessions(path: Path | str) -> list[OpenSession]:
             "SELECT recorded.*, group_key FROM recorded JOIN rollouts ON rollouts.key = rollout_key WHERE NOT ended"
             " ORDER BY opened"
         ).fetchall()
-    groups = read_groups_at(path, [row["group_key"] for row in rows])
+    groups = read_groups_at(path, [row["group_key"] for row in rows], most_bytes=math.inf)
     return [
         OpenSession(
             **{name: row[name] for name in ("session", "key", "opened", "used")},

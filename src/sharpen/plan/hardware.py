@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sharpen.errors import ConfigError
-from sharpen.trainer.host_memory import available_bytes
+from sharpen.host_memory import available_bytes
 
 GIB = 2**30
 

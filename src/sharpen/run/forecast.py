@@ -89,8 +89,8 @@ def measured_mb(config: RunConfig) -> float | None:
 def certainly_short(case: Case) -> str:
     """Return a sentence if weights, gradients and moments alone exceed the memory, else an empty string. On a CPU only
     trained models count, against the whole memory: the system can drop frozen weights and read them again."""
+    from sharpen.host_memory import total_bytes
     from sharpen.plan.memory import places
-    from sharpen.trainer.host_memory import total_bytes
 
     capacity = total_bytes() if case.on_cpu else case.hardware.memory_bytes
     for place in places(case, certain=True):

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sharpen import __version__
 from sharpen.config.load import ResolvedConfig
+from sharpen.config.run import RunConfig
 from sharpen.decide import decide_learning_server
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.exchange.announcement import Announcement
@@ -28,7 +29,7 @@ from sharpen.execution.probe import probe_at_start, sample_probes
 from sharpen.interrupts import deferred_interrupt, stop_signals
 from sharpen.recipe import RolloutRecipe
 from sharpen.run.explore import open_folder
-from sharpen.run.identity import model_identity
+from sharpen.run.identity import Identity, model_identity
 from sharpen.serve.front import Front
 from sharpen.serve.groups import Sizes, choose, make_batch, teaches, too_old
 from sharpen.serve.metrics import Metric, single
@@ -79,6 +80,7 @@ def serve_and_learn(
         store = stack.enter_context(
             contextlib.closing(open_store(config.exchange, run_dir, f"{config.project}/{config.name}"))
         )
+        _check_others(store, config, identity["model"])
         for line in (
             *resolved.notices,
             *resolved.overrides,
@@ -90,6 +92,7 @@ def serve_and_learn(
         model = stack.enter_context(loaded(job, options.name, say))
         probe = probe_at_start(config, _Probing(model), [_TASK])
         announcement = Announcement.of(config, total_steps=total, model=identity["model"], probe=probe)
+        _check_others(store, config, identity["model"])  # who has begun at the same time
         Batches(store).put(0, announcement.to_bytes())
         learning = _learning(job.recipe, model, store, run_dir, options, say)
         front = Front(
@@ -110,6 +113,14 @@ def serve_and_learn(
     learning.raise_if_failed()
 
 
+def _check_others(store: Store, config: RunConfig, model: Identity) -> None:
+    """Raise `ConfigError` if what a server announced here is another run: a trainer that begins later reads what the
+    last server said, and would refuse it."""
+    if (there := Batches(store).get(0)) is not None:
+        who = f"this server and the one before it on the same exchange ({store.where})"
+        Announcement.from_bytes(there).check(config, model, who=who)
+
+
 def _learning(
     recipe: RolloutRecipe,
     model: Loaded,
@@ -127,7 +138,8 @@ def _learning(
         idle_s=options.idle_s,
         group_size=config.algorithm.group_size,
     )
-    if number := sessions.restore(Batches(store)):
+    note = read_note(store)
+    if number := sessions.restore(Batches(store), 0 if note is None else note.trained):
         say(f"{number} sessions of before go on")
     return Learning(
         recipe=recipe, model=model, store=store, weights=PublishedWeights(store), sessions=sessions,

@@ -63,15 +63,18 @@ class Sessions:
         self._shared: Visit | None = None
         self._num_forgotten = 0
 
-    def restore(self, batches: Batches) -> int:
+    def restore(self, batches: Batches, trained: int) -> int:
         """Read the sessions of before. One that was to be given to a batch is in it if the batch in the store says so,
-        else it waits again. Return how many there are. Raises `JournalError` for a file that cannot be read."""
+        or if the batch is one of the `trained` and somebody has deleted it; else it waits again. Return how many there
+        are. Raises `JournalError` for a file that cannot be read."""
         last = max(batches.numbers(), default=None)
         members = functools.cache(functools.partial(_members, batches))
         for file in sorted(self._folder.glob(f"*{SUFFIX}")):
             visit = Visit.from_bytes(file.read_bytes())
             number = last if visit.batch is None else visit.batch
-            batch = number if number is not None and visit.id in (members(number) or ()) else None
+            ids = None if number is None else members(number)
+            is_trained = visit.batch is not None and visit.batch <= trained
+            batch = number if (is_trained if ids is None else visit.id in ids) else None
             visit.changed, visit.batch = batch != visit.batch, batch
             self._visits[visit.id] = self._by_key[visit.key] = visit
         self.save()

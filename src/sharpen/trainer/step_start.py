@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from sharpen.trainer.host_memory import available_bytes
+from sharpen.host_memory import available_bytes
 from sharpen.trainer.optimizer import Optimizer
 
 SHARE = 0.5
