@@ -174,7 +174,7 @@ class Bench:
                 total_steps=STEPS,
                 progress=progress,
                 source=replace(old.source, journal=journal, **self._resume(progress)),
-                times=[],
+                times={},
             )
             with walking(acts or {}, lambda: loop.progress.step > progress.step) as walker:
                 try:
