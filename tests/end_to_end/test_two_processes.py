@@ -65,6 +65,36 @@ def test_a_trainer_learns_from_what_an_explorer_collected_before(config, capsys)
     assert pointed(run_dir(config), "latest") is not None
 
 
+def test_two_explorers_of_one_exchange_replace_nothing_of_each_other(config, capsys):
+    """Red when a batch is put in place of one that is there (`put_new`), and when an explorer of other settings
+    announces itself (`check_others`): the trainer's next start was refused then."""
+    shared = (f"exchange={config.parent / 'shared'}", "train_dataset.total_steps=2")
+
+    def explore(machine: str, *settings: str) -> int:
+        return main(half(config, "explore", *shared, f"checkpoint_root_dir={config.parent / machine}", *settings))
+
+    other = (
+        "import shutil; held.exists() and shutil.copy(held, next(shared.rglob('*1.batch')).with_name('000002.batch'))"
+    )
+    places = (
+        f"from pathlib import Path\nshared, held = (Path({str(config.parent)!r}) / name for name in ('shared', 'held'))"
+    )
+    (config.parent / "agent.py").write_text(places + AGENT.replace("    messages =", f"    {other}\n    messages ="))
+    assert explore("first") == 0
+    first, second = sorted((config.parent / "shared").rglob("*.batch"))[1:]
+    held = second.rename(config.parent / "held")
+    capsys.readouterr()
+    assert explore("second") == 0
+    out = capsys.readouterr().out
+    assert "batch 2: another explorer was faster; these rollouts are dropped" in out
+    assert "0 batches rolled out" in out
+    assert second.read_bytes() == held.read_bytes()
+    assert first.exists()
+    assert explore("third", "algorithm.group_size=2") == 2
+    assert "this explorer and the one before it on the same exchange" in capsys.readouterr().err
+    assert not list((config.parent / "third").rglob("resolved.json"))
+
+
 def test_a_trainer_replays_the_experts_that_an_explorer_recorded(config, write_toy_model):
     """They travel with the calls through the exchange."""
     model = put_experts(write_toy_model(config.parent / "experts"))

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.config.load import ResolvedConfig, write_config, write_resolved
+from sharpen.config.run import RunConfig
 from sharpen.decide import decide_rollouts
 from sharpen.exchange.announcement import Announcement
 from sharpen.exchange.batch import ExploredBatch
-from sharpen.exchange.store import EXPLORER, Batches, open_store
+from sharpen.exchange.store import EXPLORER, Batches, Store, open_store
 from sharpen.exchange.weights import PublishedWeights
 from sharpen.execution.place import Serving
 from sharpen.execution.probe import probe_at_start
@@ -74,6 +75,7 @@ def explore(
         store = stack.enter_context(
             contextlib.closing(open_store(config.exchange, run_dir, f"{config.project}/{config.name}"))
         )
+        check_others(store, config, identities["model"], "explorer")
         lines = stack.enter_context(open_folder(run_dir / EXPLORER, resolved, config_path, identities))
         stack.enter_context(stop_signals())
         stack.enter_context(lasting_output(owner.get))
@@ -85,6 +87,7 @@ def explore(
         display.message(serving.line)
         probe = probe_at_start(config, serving, data.training)
         announcement = Announcement.of(config, total_steps=total, model=identities["model"], probe=probe)
+        check_others(store, config, identities["model"], "explorer")  # who has begun at the same time
         batches = Batches(store)
         batches.put(0, announcement.to_bytes())
         exploring = _Exploring(
@@ -101,6 +104,14 @@ def explore(
         held = len(batches.numbers())
         display.message(f"{done} batches rolled out; the exchange of {run_dir} holds {held} of {total}")
         return Exploration(run_dir=run_dir, batches=done, total=held)
+
+
+def check_others(store: Store, config: RunConfig, model: Identity, what: str) -> None:
+    """Raise `ConfigError` if what another one (`what`: an explorer, a server) announced here is another run: a trainer
+    that begins later reads what the last one said, and would refuse it."""
+    if (there := Batches(store).get(0)) is not None:
+        who = f"this {what} and the one before it on the same exchange ({store.where})"
+        Announcement.from_bytes(there).check(config, model, who=who)
 
 
 @contextlib.contextmanager
@@ -151,9 +162,11 @@ class _Exploring:
                 order=self.order.state(),
                 generate_s=self.serving.generating_s() - generated_s,
             )
-            self.batches.put(number, batch.to_bytes())
-            self._done += 1
-            self._report(number, rollouts, time.perf_counter() - began)
+            if self.batches.put_new(number, batch.to_bytes()):
+                self._done += 1
+                self._report(number, rollouts, time.perf_counter() - began)
+            else:
+                self.display.message(f"batch {number}: another explorer was faster; these rollouts are dropped")
         return self._done
 
     def _missing(self) -> int | None:

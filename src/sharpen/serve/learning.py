@@ -19,7 +19,6 @@ from pathlib import Path
 
 from sharpen import __version__
 from sharpen.config.load import ResolvedConfig
-from sharpen.config.run import RunConfig
 from sharpen.decide import decide_learning_server
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.exchange.announcement import Announcement
@@ -28,8 +27,8 @@ from sharpen.exchange.weights import PublishedWeights, TrainerNote, read_note
 from sharpen.execution.probe import probe_at_start, sample_probes
 from sharpen.interrupts import deferred_interrupt, stop_signals
 from sharpen.recipe import RolloutRecipe
-from sharpen.run.explore import open_folder
-from sharpen.run.identity import Identity, model_identity
+from sharpen.run.explore import check_others, open_folder
+from sharpen.run.identity import model_identity
 from sharpen.serve.front import Front
 from sharpen.serve.groups import Sizes, choose, make_batch, teaches, too_old
 from sharpen.serve.metrics import Metric, single
@@ -80,7 +79,7 @@ def serve_and_learn(
         store = stack.enter_context(
             contextlib.closing(open_store(config.exchange, run_dir, f"{config.project}/{config.name}"))
         )
-        _check_others(store, config, identity["model"])
+        check_others(store, config, identity["model"], "server")
         for line in (
             *resolved.notices,
             *resolved.overrides,
@@ -92,7 +91,7 @@ def serve_and_learn(
         model = stack.enter_context(loaded(job, options.name, say))
         probe = probe_at_start(config, _Probing(model), [_TASK])
         announcement = Announcement.of(config, total_steps=total, model=identity["model"], probe=probe)
-        _check_others(store, config, identity["model"])  # who has begun at the same time
+        check_others(store, config, identity["model"], "server")  # who has begun at the same time
         Batches(store).put(0, announcement.to_bytes())
         learning = _learning(job.recipe, model, store, run_dir, options, say)
         front = Front(
@@ -111,14 +110,6 @@ def serve_and_learn(
         learning.sessions.address = stack.enter_context(listening(front, model, config, say)).url
         learning.run(front)
     learning.raise_if_failed()
-
-
-def _check_others(store: Store, config: RunConfig, model: Identity) -> None:
-    """Raise `ConfigError` if what a server announced here is another run: a trainer that begins later reads what the
-    last server said, and would refuse it."""
-    if (there := Batches(store).get(0)) is not None:
-        who = f"this server and the one before it on the same exchange ({store.where})"
-        Announcement.from_bytes(there).check(config, model, who=who)
 
 
 def _learning(
