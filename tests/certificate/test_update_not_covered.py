@@ -53,8 +53,8 @@ def test_an_update_in_the_wrong_direction_is_certified(tmp_path: Path, toy_model
 
 
 def test_who_claims_says_what_is_not_recomputed() -> None:
-    """In the same paragraph, row or line. Red where a page or a template says that a step is computed once more, and not
-    that its update is not."""
+    """In the same paragraph, row or line. Red where a page or a template says that a step is computed once more,
+    and not that its update is not."""
     texts = [ROOT / "README.md"]
     for place, kinds in (("docs", {".md"}), ("examples", {".md"}), ("src", {".py", ".md", ".html"})):
         texts += [path for path in (ROOT / place).rglob("*") if path.suffix in kinds]
