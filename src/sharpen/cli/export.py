@@ -112,8 +112,8 @@ def _check_alike(left_out: LeftOut) -> None:
     if least != most:
         raise ConfigError(
             f"the answers differ in reward ({by_reward(left_out.taught)}), and sft teaches every one as an example to "
-            f"follow: give the least that is good enough (--min-reward={most} for the best alone, --min-reward={least} for "
-            "all that have one)"
+            f"follow: give the least that is good enough (--min-reward={most} for the best alone, --min-reward={least} "
+            "for all that have one)"
         )
 
 
