@@ -36,7 +36,8 @@ _PART_COLOURS = {"generating": "green", "waiting": "bright_black", "training": "
 _BAR = 24
 _REMIND_S = 60.0
 """On a stream without redrawing, how often a long evaluation says how far it is."""
-_MOVED = 0.1  # on a stream without redrawing, shares are printed again when one has changed by this much
+_MOVED, _STEPS_BETWEEN = 0.1, 10
+"""On a stream without redrawing, shares are printed again when one has changed by this much, so many steps later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,7 @@ class Display:
         self.num_events = 0
         """How often something was said, begun or counted."""
         self._printed_shares: Mapping[str, float] = {}
+        self._printed_at: int | None = None
         self._block = block_for(stream, cast(TextIO, self._stream), self._block_lines)
         if self._block is not None:
             self._block.start()
@@ -272,12 +274,14 @@ class Display:
         self._stream.flush()
 
     def _print_spent(self, report: StepReport) -> None:
-        """Print the speed and how the time was spent for the first step, and again when the shares have changed."""
-        shares = report.spent
-        if shares and any(
+        """Print the speed and how the time was spent for the first step, and again when the shares have changed, at
+        most every ten steps."""
+        shares, last = report.spent, self._printed_at
+        too_soon = last is not None and report.step < last + _STEPS_BETWEEN
+        if not too_soon and any(
             abs(share - self._printed_shares.get(part, -1.0)) >= _MOVED for part, share in shares.items()
         ):
-            self._printed_shares = shares
+            self._printed_shares, self._printed_at = shares, report.step
             self._print(f"  time: {spent.line(shares)}; {report.tokens_per_s:,.0f} tokens/s")
 
     def _step_line(self, report: StepReport, columns: int) -> str:
