@@ -7,8 +7,8 @@ import pytest
 from shop_runs import Maker, RunSize, make_run
 
 from sharpen.experience.reading import read_groups
+from sharpen.monitor.intervals import student_quantile
 from sharpen.monitor.statistics import paired_difference
-from sharpen.several.spread import student_quantile
 from sharpen.view.data.compare import compare_page
 from sharpen.view.data.run import reward_margins, run_page
 from sharpen.view.data.tasks import step_page, task_page, tasks_page
