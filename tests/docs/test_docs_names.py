@@ -29,6 +29,17 @@ def test_each_page_is_in_the_sites_contents() -> None:
     assert listed == pages | examples | {"index.md", "CHANGELOG.md", "CONTRIBUTING.md"}
 
 
+def test_each_claim_of_trust_names_tests_that_there_are() -> None:
+    """Red when a sentence promises what no test holds, or its test has moved."""
+    page = (ROOT / "docs" / "understand" / "trust.md").read_text(encoding="utf-8")
+    rows = [row for row in page.splitlines() if row.startswith("| **")]
+    assert len(rows) >= 8
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)`", row.rstrip("| ").rpartition("|")[2])
+        assert named, row
+        assert [name for name in named if not (ROOT / name).exists()] == [], row
+
+
 def test_each_extra_is_on_the_page_of_installation() -> None:
     """Red when an extra is added and nobody is told what it is for."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]

@@ -167,7 +167,10 @@ class Evaluator:
         """Yield the reasons why an evaluation says nothing about the model."""
         most = self.config.evaluation.max_without_calls
         if found.num_without_calls > most * found.num_rollouts:
-            idle = "a cache answers in the model's place, or the workflow does not use the model that it is given"
+            idle = (
+                "a cache answers in the model's place, or the workflow does not use the `model` that it receives "
+                "(model.client, or base_url=model.base_url with api_key=model.api_key)"
+            )
             yield f"{without_calls_note(found, idle)} (evaluation.max_without_calls is {most:g})"
         most = self.config.rollout.max_excluded_share
         if left_out > most * found.num_rollouts:
