@@ -29,11 +29,9 @@ def make_run(root: Path, name: str, *, written: float = 0.0, **summary) -> Path:
     run.mkdir(parents=True)
     settings = {"algorithm.algorithm_type": {"value": "grpo"}, "model.model_path": {"value": "org/base"}}
     (run / "resolved.json").write_text(json.dumps(settings))
-    (run / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n{"step": 2, "rew')
+    (run / "metrics.jsonl").write_text(f'{{"step": 1, "time": {written}, "reward/mean": 0.5}}\n{{"step": 2, "rew')
     if summary:
         (run / "summary.json").write_text(json.dumps(summary))
-    for path in run.iterdir():
-        os.utime(path, (written, written))
     return run
 
 

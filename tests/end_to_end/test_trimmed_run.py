@@ -156,7 +156,7 @@ def test_commands_say_that_text_was_dropped(finished, tmp_path, capsys):
     assert main(["show", str(finished), "--rollout", names[gone], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["trimmed"] is True
     rows = tmp_path / "rows.jsonl"
-    assert main(["export", str(finished), "--for", "sft", "--to", str(rows)]) == 0
+    assert main(["export", str(finished), "--for", "sft", "--min-reward", "0", "--to", str(rows)]) == 0
     assert "left out: 36 rollouts whose text the run dropped" in capsys.readouterr().out
     assert {json.loads(line)["rollout"].split("/")[0] for line in rows.read_text().splitlines()} == {there}
     (tmp_path / "judge.py").write_text("async def judge(task, response):\n    assert response\n    return 1.0\n")

@@ -7,7 +7,6 @@ narrower than 90 columns; what cannot be read is left empty.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import textwrap
@@ -73,7 +72,7 @@ def run_ls(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
 
 def describe_run(run_dir: Path) -> RunLine:
     """Read what a run directory says about itself."""
-    from sharpen.run.found import last_written
+    from sharpen.config.recorded import last_line, last_recorded
     from sharpen.run.lock import is_working
     from sharpen.view.files import read_json
 
@@ -87,13 +86,13 @@ def describe_run(run_dir: Path) -> RunLine:
         run_dir=run_dir,
         state="running" if working else _state(ended, bool(verdict)),
         error=None if working or ended is None else ended.line,
-        step=_last_step(run_dir / "metrics.jsonl"),
+        step=int(last["step"]) if (last := last_line(run_dir / "metrics.jsonl")) else None,
         model=_text(settings.get("model.model_path")),
         algorithm=_text(settings.get("algorithm.algorithm_type")),
         before=measured(summary, "before", mode),
         after=measured(summary, "after", mode),
         verdict=None if working else _text(verdict.get("kind")),
-        written=last_written(run_dir),
+        written=last_recorded(run_dir),
     )
 
 
@@ -110,24 +109,6 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _last_step(metrics: Path) -> int | None:
-    """Return the last step in `metrics.jsonl`, from its last 64 KiB."""
-    if not metrics.is_file():
-        return None
-    try:
-        with metrics.open("rb") as file:
-            file.seek(max(0, metrics.stat().st_size - 65_536))
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError, RecursionError):  # cut off by a kill, or by our own reading
-            continue
-    return None
 
 
 def measured(summary: Mapping[str, Any], when: str, mode: str) -> float | None:

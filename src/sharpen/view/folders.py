@@ -117,7 +117,7 @@ def _is_held(lock: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         return False
     if host != socket.gethostname():
-        return time.time() - last_written(lock.parent) < _FRESH_S
+        return time.time() - _last_touched(lock.parent) < _FRESH_S
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -127,8 +127,9 @@ def _is_held(lock: Path) -> bool:
     return True
 
 
-def last_written(path: Path) -> float:
-    """Return when the run last wrote one of its records, in seconds since 1970; 0 if it never did."""
+def _last_touched(path: Path) -> float:
+    """Return when a file of the run was last written, in seconds since 1970, which no reader does; 0 if none is there.
+    A long step touches them more often than it records a time."""
     times = []
     for name in (*MARKS, "run.db-wal", "evaluations.db-wal"):
         try:

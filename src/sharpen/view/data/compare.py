@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from sharpen.config.recorded import STARTED
 from sharpen.monitor.statistics import is_binary, paired_difference
 from sharpen.view.data.measures import Measure, Series
 from sharpen.view.data.run import Cost, cost_of, evaluations, training
@@ -20,8 +21,8 @@ from sharpen.view.files import RunFiles
 from sharpen.view.folders import Folder
 from sharpen.view.index import Index
 
-_OF_THE_PLACE = ("name", "project", "checkpoint_root_dir")
-"""Settings that say where a run is, not what it does."""
+_OF_THE_PLACE = ("name", "project", "checkpoint_root_dir", STARTED)
+"""What says where and when a run was, not what it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

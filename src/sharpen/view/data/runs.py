@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sharpen.config.recorded import STARTED
 from sharpen.monitor.ended import Ended
 from sharpen.view.data.measures import Measure, finite, thinned
 from sharpen.view.files import RunFiles
-from sharpen.view.folders import Folder, State, last_written, state_of
+from sharpen.view.folders import Folder, State, state_of
 
 SPARK_POINTS = 60
 
@@ -101,7 +102,7 @@ def run_row(folder: Folder, files: RunFiles) -> RunRow:
         steps=max((int(row["step"]) for row in files.rows), default=_int(files.summary.get("steps")) or 0),
         total_steps=_int(files.setting("train_dataset.total_steps")),
         started=min(times, default=None),
-        updated=last_written(folder.path) or None,
+        updated=max([*times, *filter(None, [finite(files.setting(STARTED))])], default=None),
         measure=measure,
         before=before,
         after=after,
