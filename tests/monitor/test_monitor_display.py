@@ -209,7 +209,7 @@ def test_the_last_line_is_the_run_directory_plain_and_unwrapped_also_on_a_termin
         end = f"\nverdict: better by +0.300\nuse:     {run_dir / 'best'}\nrun directory: {run_dir}\n"
         assert text.endswith(end)
         assert f'AutoModelForCausalLM.from_pretrained("{run_dir / "best"}")' in text
-        assert f"vllm serve {run_dir / 'best'} --tool-call-parser a_parser\n" in text
+        assert f"vllm serve {run_dir / 'best'} --tool-call-parser a_parser\n" in text.replace(" \\\n    ", " ")
         assert f"tensorboard --logdir {run_dir}/monitor/tensorboard" in text
 
 

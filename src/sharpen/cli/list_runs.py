@@ -7,7 +7,6 @@ narrower than 90 columns; what cannot be read is left empty.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import textwrap
 import time
@@ -52,6 +51,7 @@ def add_ls(parser: argparse.ArgumentParser) -> None:
 def run_ls(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
     """Print the runs below `--root`."""
     from sharpen.run.found import list_runs
+    from sharpen.screen import columns_of
 
     out = out or sys.stdout
     found = list_runs(arguments.root)
@@ -64,7 +64,7 @@ def run_ls(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
         return 0
     if len(found) > len(runs):
         say(f"the last {len(runs)} of {len(found)} runs (--limit N shows more)", file=out)
-    columns = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 1000
+    columns = columns_of(out) if out.isatty() else 1000
     for line in _table(runs, columns):
         say(line, file=out)
     return 0

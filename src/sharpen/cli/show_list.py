@@ -16,6 +16,7 @@ from sharpen.cli.page import print_wrapped
 from sharpen.errors import ConfigError
 from sharpen.record.folder import is_record, summary
 from sharpen.rollout.answers import TRIMMED, last_answer
+from sharpen.screen import command_lines
 from sharpen.transcript import clean
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def print_groups(console: Console, journal: Path, run_dir: Path, limit: int | No
         for line in summary(run_dir):
             print_wrapped(console, line)
     if journal.exists() and (shares := spent.shares(record.metrics for record in read_steps(journal))):
-        console.print(f"\ntime of all steps: {spent.line(shares)}", markup=False)
+        console.print()
+        print_wrapped(console, f"time of all steps: {spent.line(shares)}")
     if not groups:
         console.print("no rollouts yet", markup=False)
     else:
@@ -150,8 +152,9 @@ def last_groups(journal: Path, limit: int | None) -> Mapping[str, Sequence[Rollo
 
 
 def _say_how(console: Console, run_dir: Path, rollout_id: str) -> None:
-    line = f"\nread one:  sharpen show {run_dir} --rollout {rollout_id}"
-    console.print(clean(line), markup=False, soft_wrap=True)
+    command = clean(f"sharpen show {run_dir} --rollout {rollout_id}")
+    for line in ("", *command_lines("read one:  ", command, console.width)):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def rollout_json(group: Group, rollout: Rollout) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The table *before -> after*.
 
-In: two evaluations of the same tasks. Out: lines of at most 100 columns, without control characters.
+In: two evaluations of the same tasks. Out: lines that fit the screen, without control characters.
 
     held-out (512 tasks)    before                after                 difference (paired)
     greedy accuracy         0.418 [0.376, 0.461]  0.979 [0.962, 0.988]  +0.561 [+0.514, +0.604]
@@ -23,16 +23,17 @@ from sharpen.monitor.statistics import (
     paired_difference,
     rewards_are_binary,
 )
+from sharpen.screen import PLAIN, fitted
 
-WIDTH = 100
 NARROW = 90
 """Columns below which a table is stacked."""
 MAX_METRICS = 12
 """Metrics shown for each mode; `summary.json` has all."""
+_BRACKETS = "in brackets: 95% intervals; the difference is paired by task"
 Row = tuple[str, str, str, str]
 
 
-def comparison_lines(before: Evaluation, after: Evaluation, *, width: int = WIDTH) -> list[str]:
+def comparison_lines(before: Evaluation, after: Evaluation, *, width: int = PLAIN) -> list[str]:
     """Return the table: a block for the held-out tasks, then one for each further dataset that both evaluations
     have. On a screen narrower than 90 columns the numbers of a row stand below each other."""
     scale = _Scale(before, after)
@@ -45,14 +46,14 @@ def comparison_lines(before: Evaluation, after: Evaluation, *, width: int = WIDT
     if width < NARROW:
         return _stacked(blocks, width)
     numbers = [max(len(row[column]) for block in blocks for row in block) for column in range(1, 4)]
-    room = max(16, WIDTH - sum(numbers) - 2 * 3)
+    room = max(16, width - sum(numbers) - 2 * 3)
     blocks = [[(shortened(row[0], room), *row[1:]) for row in block] for block in blocks]
     widths = [max(len(row[0]) for block in blocks for row in block), *numbers]
     rule = "-" * (sum(widths) + 2 * 3)
     lines: list[str] = []
     for heading, *rows in blocks:
         lines += [_row(heading, widths), rule, *(_row(row, widths) for row in rows), ""]
-    return [*lines, "in brackets: 95% intervals; the difference is paired by task"]
+    return [*lines, _BRACKETS]
 
 
 def _stacked(blocks: Sequence[Sequence[Row]], width: int) -> list[str]:
@@ -63,7 +64,7 @@ def _stacked(blocks: Sequence[Sequence[Row]], width: int) -> list[str]:
             lines.append(name)
             lines += [f"    {title:<10}  {cell}" for title, cell in zip(titles, cells, strict=True) if cell]
         lines.append("")
-    return [*lines, "in brackets: 95% intervals;", "the difference is paired by task"]
+    return [*lines, *fitted(_BRACKETS, width - 1, hanging=0)]
 
 
 def evaluation_line(

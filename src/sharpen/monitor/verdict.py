@@ -18,13 +18,13 @@ best partly by luck (the winner's curse): its interval is widened so that the in
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from sharpen.monitor.statistics import Difference, Evaluation, loss_difference, paired_difference, rewards_are_binary
+from sharpen.screen import PLAIN, fitted
 from sharpen.types import Mode
 
 Kind = Literal["better", "not_shown", "worse", "unknown"]
@@ -32,7 +32,6 @@ RowLosses = Mapping[str, tuple[float, int]]
 """For each held-out row the sum of its losses, and their number."""
 MIN_TASKS = 10
 """With fewer held-out tasks there is no verdict: one lucky answer would be more than a tenth of the result."""
-WIDTH = 100
 T = TypeVar("T")
 
 
@@ -60,12 +59,12 @@ class Verdict:
     num_tasks: int = 0
     remarks: tuple[str, ...] = ()
 
-    def lines(self) -> list[str]:
-        """Format for display, at most 100 columns except for the model's name: the sentence, the remarks, and the model
-        to use."""
+    def lines(self, width: int = PLAIN) -> list[str]:
+        """Format for display, at most `width` columns except for the model's name: the sentence, the remarks, and the
+        model to use."""
         model = f"{self.model} (the original model)" if self.original else self.model
-        texts = [_wrapped("verdict: ", self.text), *(_wrapped(" " * 9, remark) for remark in self.remarks)]
-        return [*(line for lines in texts for line in lines), f"use:     {model}"]
+        texts = [f"verdict: {self.text}", *(f"{'':9}{remark}" for remark in self.remarks), f"use:     {model}"]
+        return [line for text in texts for line in fitted(text, width, hanging=9)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,10 +243,6 @@ def _gain_of(mode: Mode, binary: bool) -> Gain[Evaluation]:
     return lambda first, second, looks: paired_difference(
         first.rewards[mode], second.rewards[mode], looks, binary=binary
     )
-
-
-def _wrapped(label: str, text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * 9)
 
 
 def _format(gain: Difference) -> str:

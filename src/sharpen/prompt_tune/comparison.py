@@ -17,8 +17,6 @@ from sharpen.prompt_tune.attempts import PromptAttempts, text_of_answer
 from sharpen.trials.results import Measured, floor_of
 from sharpen.types import Task
 
-WIDTH = 100
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -63,8 +61,9 @@ class Comparison:
         figures["valset_improvement"] = _percent(figures["before"], found.difference)
         return figures | {"difference": found.difference, "low": found.low, "high": found.high}
 
-    def lines(self, num_rows: int) -> list[str]:
-        """Return text: both prompts with intervals, what failed, the first `num_rows` tasks, and the prompt to use."""
+    def lines(self, num_rows: int, width: int) -> list[str]:
+        """Return text: both prompts with intervals, what failed, the first `num_rows` tasks, and the prompt to use.
+        A row of the table has at most `width` columns."""
         before, after = self.rewards
         if self.after is None:
             return [f"prompt: {self.prompt}"]
@@ -75,7 +74,7 @@ class Comparison:
             lines.append(f"held-out {kind} of the initial prompt: {with_interval(accuracy(before.values()))}")
             lines += [f"  {line}" for line in self.before.lines(self.floor)]
             lines.append(self._verdict(before, after))
-        return [*lines, *self._table(num_rows), f"prompt: {self.prompt}"]
+        return [*lines, *self._table(num_rows, width), f"prompt: {self.prompt}"]
 
     def _verdict(self, before: Mapping[str, float], after: Mapping[str, float]) -> str:
         if self.best == self.initial:
@@ -92,14 +91,14 @@ class Comparison:
             else f"not shown to be better: {shown}"
         )
 
-    def _table(self, num_rows: int) -> list[str]:
+    def _table(self, num_rows: int, width: int) -> list[str]:
         assert self.after is not None
         before, after = self.rewards
         rows = []
         for id_ in list(after)[:num_rows]:
             was = f"{before[id_]:.3f} -> " if id_ in before else ""
             answer = " ".join(text_of_answer(self.after.results[id_]).split())
-            rows.append(shortened(f"  {id_}: {was}{after[id_]:.3f}  {answer}", WIDTH))
+            rows.append(shortened(f"  {id_}: {was}{after[id_]:.3f}  {answer}", width))
         return rows
 
 
