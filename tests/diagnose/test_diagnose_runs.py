@@ -107,7 +107,7 @@ def test_a_judge_that_always_gives_zero(run):
     lines = out.getvalue().splitlines()
     assert lines[0] == "3 steps, mean reward 0.000 -> 0.000 (first and last steps)"
     assert "1. all_wrong" in lines
-    assert any(line.startswith("    see: step-0/train/") for line in lines)
+    assert any(line.startswith("    see: step_1/train/") for line in lines)
     assert max(map(len, (line for line in lines if str(run_dir) not in line))) <= 100
 
 

@@ -12,7 +12,6 @@ terminal; with `--json` the same rollouts as JSON.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -35,6 +34,7 @@ from sharpen.monitor.ended import read_ended
 from sharpen.record.folder import is_record, model_of_record
 from sharpen.rollout.answers import row_lines
 from sharpen.transcript import Decode
+from sharpen.types import step_of_group
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -183,17 +183,13 @@ def read_rollout(journal: Path, name: str) -> tuple[Group, Rollout]:
 
 
 def _trained_calls(journal: Path, rollout: Rollout) -> dict[int, TrainedCall]:
-    """Return the rollout's calls that carried loss, by index. Groups of step N are named `step-<N - 1>/...`."""
+    """Return the rollout's calls that carried loss in the step that it was drawn for, by index."""
     from sharpen.experience.reading import read_trained
 
-    number = re.match(r"step-(\d+)/", rollout.id)
-    if number is None or not journal.exists():
+    step = step_of_group(rollout.id)
+    if step is None or not journal.exists():
         return {}
-    return {
-        call.call: call
-        for call in read_trained(journal, step=int(number.group(1)) + 1)
-        if call.rollout_id == rollout.id
-    }
+    return {call.call: call for call in read_trained(journal, step=step) if call.rollout_id == rollout.id}
 
 
 def _entropies(journal: Path, rollout: Rollout) -> dict[int, FloatArray]:

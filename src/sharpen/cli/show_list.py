@@ -18,6 +18,7 @@ from sharpen.record.folder import is_record, summary
 from sharpen.rollout.answers import TRIMMED, last_answer
 from sharpen.screen import command_lines
 from sharpen.transcript import clean
+from sharpen.types import step_of_group
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,10 +56,10 @@ class Filter:
         return chosen[-limit:]
 
     def _takes(self, entry: RolloutEntry) -> bool:
-        place, _, task = entry.group_id.partition("/")
+        _, _, task = entry.group_id.partition("/")
         return (
             (self.task is None or task == self.task or task.endswith(f"/{self.task}"))
-            and (self.step is None or place == f"step-{self.step - 1}")
+            and (self.step is None or step_of_group(entry.group_id) == self.step)
             and not (self.failed and entry.outcome == "ok")
         )
 

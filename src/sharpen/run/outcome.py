@@ -14,7 +14,7 @@ from sharpen.certificate.certificate import write_certificate
 from sharpen.execution.model_formats import model_formats, serve_options
 from sharpen.monitor.curve import draw_loss_curve, draw_reward_curve
 from sharpen.monitor.ended import Ended
-from sharpen.monitor.statistics import by_mode, rewards_are_binary
+from sharpen.monitor.statistics import by_mode, distinct_rewards
 from sharpen.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
 from sharpen.monitor.verdict import Candidates, Checkpoint, Verdict, judge_losses, judge_rewards
 from sharpen.recipe import RowRecipe
@@ -118,14 +118,14 @@ def result(loop: Loop, site: Site, verdict: Verdict) -> TuneResult:
     )
     last = pointed(directory.path, "latest")
     assert last is not None, "the last step is always saved"
-    binary = rewards_are_binary(before.rewards, after.rewards)
+    among = distinct_rewards(before.rewards, after.rewards)
     return TuneResult(
         run_dir=directory.path,
         verdict=verdict,
         model_dir=last,
         best_model_dir=_best_model(progress, directory, site.job.folder, last),
-        before=by_mode(before.rewards, binary=binary),
-        after=by_mode(after.rewards, binary=binary),
+        before=by_mode(before.rewards, among=among),
+        after=by_mode(after.rewards, among=among),
         rewards_before=before.rewards,
         rewards_after=after.rewards,
         steps=progress.step,

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sharpen.experience.reading import has, step_of_group
+from sharpen.experience.reading import has
 from sharpen.experience.records import CHECK
 from sharpen.rollout.answers import TRIMMED
 from sharpen.transcript import clean_for_page, message_text, tool_calls
-from sharpen.types import Outcome
+from sharpen.types import Outcome, step_of_group
 
 TRAINING = "training"
 """The place of rollouts that were made to train on; an evaluation's is `<dataset>/<mode>`."""
