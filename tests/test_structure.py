@@ -55,7 +55,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "decide": {"tasks", "algorithm", "monitor", "rollout", "operators", "trainer", "compat", "recipe", "execution"},
     "supervised": {"tasks", "algorithm", "families", "inference", "experience", "operators", "gateway", "execution"},
     "certificate": {"token_masks", "tasks", "algorithm", "sync", "experience", "trainer", "execution", "supervised"},
-    "diagnose": {"algorithm", "rollout", "experience", "recipe", "certificate"},
+    "diagnose": {"algorithm", "monitor", "rollout", "experience", "recipe", "certificate"},
     "run": {
         "tasks",
         "algorithm",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sharpen.cli.arguments import add_json, add_run, answering, print_json, run_of, say
 from sharpen.errors import ConfigError
-from sharpen.experience.records import EVALUATIONS
+from sharpen.experience.records import CHECK, EVALUATIONS
 from sharpen.files import check_writable, write_whole
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def run_rescore(arguments: argparse.Namespace) -> int:
         judge = import_function(arguments.judge)
         check_judge(judge)
         scores = score(read_groups(journal), judge)
-        evaluated = score(read_groups(evaluations), judge) if evaluations.exists() else []
+        stored = read_groups(evaluations) if evaluations.exists() else ()
+        evaluated = score((group for group in stored if not group.id.startswith(f"{CHECK}/")), judge)
         found, differences = changes(scores), held_out_differences(evaluated)
         if arguments.output is not None:
             _write(arguments.output, [*scores, *evaluated])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sharpen.experience.reading import RolloutEntry
+    from sharpen.monitor.ended import Ended
     from sharpen.types import Group, Rollout
 
 LISTED_GROUPS = 16
@@ -63,11 +64,29 @@ class Filter:
         )
 
 
+def first_of(journal: Path, evaluations: Path) -> Path:
+    """Return the journal to list: that of the training, or, of a run that ended before its first rollout there, that of
+    the check and the evaluation before it."""
+    from sharpen.experience.reading import find_rollouts
+
+    if evaluations.exists() and not (journal.exists() and find_rollouts(journal, last=1)):
+        return evaluations
+    return journal
+
+
+def print_ended(console: Console, ended: Ended) -> None:
+    """Print what ended a run early."""
+    what = "stopped" if ended.interrupted else "failed"
+    for line in f"this run {what}: {ended.text}".splitlines():
+        print_wrapped(console, line, style="yellow" if ended.interrupted else "red", hanging=2)
+    console.print()
+
+
 def choose(journal: Path, wanted: Filter) -> list[tuple[Group, Rollout]]:
     """Return the rollouts that the filter chooses, with their groups. Raises `ConfigError` if there is none."""
     from sharpen.experience.reading import find_rollouts, read_groups
 
-    entries = wanted.of(find_rollouts(journal))
+    entries = wanted.of(find_rollouts(journal)) if journal.exists() else []
     if not entries:
         raise ConfigError(f"no rollout of {journal.parent} is {_words(wanted)}")
     ids = dict.fromkeys(entry.group_id for entry in entries)
@@ -112,7 +131,7 @@ def print_groups(console: Console, journal: Path, run_dir: Path, limit: int | No
         console.print()
         for line in summary(run_dir):
             print_wrapped(console, line)
-    if shares := spent.shares(record.metrics for record in read_steps(journal)):
+    if journal.exists() and (shares := spent.shares(record.metrics for record in read_steps(journal))):
         console.print()
         print_wrapped(console, f"time of all steps: {spent.line(shares)}")
     if not groups:
@@ -126,6 +145,8 @@ def last_groups(journal: Path, limit: int | None) -> Mapping[str, Sequence[Rollo
     from sharpen.experience.reading import find_rollouts
 
     groups: dict[str, list[RolloutEntry]] = {}
+    if not journal.exists():
+        return groups
     for entry in find_rollouts(journal, last=limit or LISTED_GROUPS):
         groups.setdefault(entry.group_id, []).append(entry)
     return groups

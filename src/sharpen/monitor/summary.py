@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.files import write_whole
+from sharpen.monitor.ended import Ended
 from sharpen.monitor.statistics import (
     Accuracy,
     Difference,
@@ -37,7 +38,8 @@ class Summary:
 
     `sampled_tokens` were sampled by the engine for training, `trained_tokens` carried loss, `computed_tokens` went
     through the trainer's forward pass, prompts included. `held_out` holds the numbers of a run without rollouts on
-    held-out rows, before and after (empty if not measured). `verdict` is None for a run that has not ended.
+    held-out rows, before and after (empty if not measured). `verdict` is None for a run that has not ended, `error` for
+    one that nothing ended early.
     """
 
     before: Evaluation | None
@@ -54,12 +56,14 @@ class Summary:
     run_dir: Path
     held_out: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     verdict: Verdict | None = None
+    error: Ended | None = None
 
 
 def write_summary(path: Path, summary: Summary) -> None:
     """Write `summary.json`. Unknown numbers are null."""
     among = distinct_rewards(summary.before, summary.after)
     content: dict[str, Any] = {
+        "error": None if summary.error is None else asdict(summary.error),
         "verdict": None if summary.verdict is None else asdict(summary.verdict),
         "before": _modes(summary.before, among),
         "after": _modes(summary.after, among),

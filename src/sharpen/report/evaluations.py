@@ -15,6 +15,7 @@ from statistics import fmean
 
 from sharpen.errors import ImageError
 from sharpen.experience.reading import find_rollouts, read_groups
+from sharpen.experience.records import CHECK
 from sharpen.monitor.statistics import accuracy, paired_difference
 from sharpen.rollout.answers import TRIMMED
 from sharpen.transcript import message_text
@@ -122,7 +123,7 @@ def _rewards(evaluations: Path) -> dict[str, dict[str, dict[str, float]]]:
     for entry in find_rollouts(evaluations):
         moment, _, rest = entry.group_id.partition("/")
         name = next((f"/{mode}/" for mode in MODES if f"/{mode}/" in rest), None)
-        if name is None:
+        if name is None or moment == CHECK:
             continue
         dataset, _, task = rest.partition(name)
         tasks = found.setdefault(f"{dataset}{name[:-1]}", {}).setdefault(moment, {})

@@ -13,6 +13,7 @@ from typing import Any
 from sharpen.certificate.certificate import write_certificate
 from sharpen.execution.model_formats import model_formats, serve_options
 from sharpen.monitor.curve import draw_loss_curve, draw_reward_curve
+from sharpen.monitor.ended import Ended
 from sharpen.monitor.statistics import by_mode, distinct_rewards
 from sharpen.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
 from sharpen.monitor.verdict import Candidates, Checkpoint, Verdict, judge_losses, judge_rewards
@@ -38,8 +39,8 @@ def judge_run(loop: Loop, site: Site) -> Verdict:
     return judge_rewards(_candidates(loop, site, "rewards"), site.job.config.evaluation.decided_by)
 
 
-def write_outcome(loop: Loop, site: Site, verdict: Verdict | None) -> None:
-    """Write the files of the results so far; `verdict` is None if the run has not ended."""
+def write_outcome(loop: Loop, site: Site, verdict: Verdict | None, error: BaseException | None = None) -> None:
+    """Write the files of the results so far; `verdict` is None if the run has not ended, and `error` ended it early."""
     progress, directory, display = loop.progress, site.directory, site.display
     display.doing("writing the results", alone=True)
     before, after = progress.before or _NOTHING, progress.after or _NOTHING
@@ -60,6 +61,7 @@ def write_outcome(loop: Loop, site: Site, verdict: Verdict | None) -> None:
             name: numbers for name, numbers in (("before", before.loss), ("after", after.loss)) if numbers is not None
         },
         verdict=verdict,
+        error=None if error is None else Ended.by(error),
     )
     write_summary(directory.summary, summary)
     if loop.monitor.line:

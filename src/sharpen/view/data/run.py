@@ -161,7 +161,7 @@ def run_page(
         learning=_learning(row, files, margins or {}),
         soundness=_soundness(files),
         findings=tuple(map(_card, diagnosis.findings)),
-        no_findings=_why_no_findings(diagnosis),
+        no_findings=_why_no_findings(diagnosis, row),
         diagnosing=diagnosis.pending,
         time=_time(files),
         cost=cost_of(row, files, price_per_hour),
@@ -291,12 +291,16 @@ def _texts(found: Any) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
-def _why_no_findings(diagnosis: Diagnosis) -> str:
+def _why_no_findings(diagnosis: Diagnosis, row: RunRow) -> str:
     if diagnosis.pending:
         return "The diagnosis is being made."
     if diagnosis.problem:
         return f"No diagnosis: {diagnosis.problem}"
-    return "" if diagnosis.findings else "The diagnosis found no cause that keeps this run from learning."
+    if diagnosis.findings:
+        return ""
+    if row.error is not None and not row.steps:
+        return "The run ended before its first step: see above."
+    return "The diagnosis found no cause that keeps this run from learning."
 
 
 def _card(finding: Finding) -> FindingCard:
