@@ -117,6 +117,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "plan",
         "certificate",
         "diagnose",
+        "decide",
         "run",
         "serve",
         "record",

@@ -93,8 +93,10 @@ def _run_one(arguments: argparse.Namespace, file: ConfigFile) -> Any:
 
             done = explore(resolved, workflow, judge, arguments.config)
             return {"run_dir": str(done.run_dir), "batches": done.batches, "total": done.total}
+    from sharpen.decide import check_before
     from sharpen.run.panel import open_display
 
+    check_before(resolved.config)
     with contextlib.closing(open_display(resolved)) as display, _functions(arguments, resolved) as (workflow, judge):
         from sharpen.tuning import run_config
 
