@@ -126,6 +126,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "screen",
         "view",
     },
+    "__main__": {"cli"},
 }
 """What each room imports beside the ground, from the ground up: a room imports only what stands above it here."""
 
