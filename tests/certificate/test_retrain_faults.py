@@ -25,6 +25,7 @@ ENTROPY = ("dapo", {"loss.entropy_coef": 0.05, "sampling.max_refill": 0.0, "loss
 ADAPTERS = ("grpo", {"trainer.lora.rank": 4})
 WARMUP = ("grpo", {"trainer.warmup_steps": 8})
 PROXIMAL = ("gspo", {"trainer.num_minibatches": 2})
+CRITIC = ("ppo", {"loss.kl": "k1", "loss.kl_coef": 0.05, "loss.kl_in": "reward"})
 AHEAD = ("grpo", {"sync.offset": 1, "loss.behaviour": "truncated"})
 
 
@@ -236,6 +237,15 @@ def last_rate(update: FaultyUpdate) -> None:
     update.optimizer.apply = lambda number, norm: apply(number - 1, norm)
 
 
+def critic_stays(update: FaultyUpdate) -> None:
+    for rule in update.trainer._optimizers[1]._rules:
+        rule.step = lambda: None
+
+
+def critic_slow(update: FaultyUpdate) -> None:
+    update.trainer._optimizers[1]._peak /= 10
+
+
 def to_bfloat16(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.bfloat16).to(tensor.dtype)
 
@@ -291,6 +301,11 @@ FAULTS: dict[str, tuple[tuple[str, dict[str, Any]], Fault]] = {
     "the rate of the update before": (WARMUP, last_rate),
     "no warm-up": (WARMUP, settings(warmup_steps=0)),
     "ratios of tokens in place of calls": (PROXIMAL, algorithm(policy_loss="ppo", policy_loss_args={})),
+    "advantages are not discounted by lambda": (CRITIC, algorithm(advantage_args={"lam": 1.0})),
+    "advantages are not whitened": (CRITIC, algorithm(advantage_args={"whiten": False})),
+    "no KL penalty in the reward": (CRITIC, algorithm(kl_coef=0.0)),
+    "the critic does not learn": (CRITIC, critic_stays),
+    "the critic learns a tenth": (CRITIC, critic_slow),
     "no behaviour weight": (AHEAD, algorithm(behaviour="unweighted", behaviour_high=None)),
 }
 

@@ -76,9 +76,9 @@ class Certificate:
 
     `truncated_tokens` counts the trained tokens sampled with `top_p` or `top_k`, whose logprobs are not compared.
     `outcomes` counts the run's rollouts by outcome, `calls` their calls by status, `rows` the rows of a run without
-    rollouts by what happened to them. `repeated` are the steps whose updates were made again. `staleness` is (the age of the oldest trained token, the age allowed) in policy
-    versions, for runs whose rollouts run ahead of the training. `not_recomputed` lists what cannot be recomputed and is
-    therefore not covered.
+    rollouts by what happened to them. `repeated` are the steps whose updates were made once more. `staleness` is (the
+    age of the oldest trained token, the age allowed) in policy versions, for runs whose rollouts run ahead of the
+    training. `not_recomputed` lists what cannot be recomputed and is therefore not covered.
     """
 
     weights: str | None

@@ -1,8 +1,8 @@
 """Whether weights after a step are those that the plain loop makes, but for rounding.
 
-In: the state that the trainer reached, and the same steps made twice by the plain loop: in the precision of the run, and
-in a higher one. How far these two are apart is how much this model, these numbers and this machine round; the trainer
-may be a small multiple of that away from the second. Out: a `Likeness`.
+In: the state that the trainer reached, and the same steps made twice by the plain loop: in the precision of the run,
+and in a higher one. How far these two are apart is how much this model, these numbers and this machine round; the
+trainer may be a small multiple of that away from the second. Out: a `Likeness`.
 
 Distances are Euclidean norms over a tensor: they see one wrong weight where rounding is small, and do not depend on
 which of many weights rounding moved.
@@ -17,7 +17,7 @@ from statistics import median
 
 import torch
 
-from sharpen.certificate.plain_update import KINDS, State
+from sharpen.certificate.plain_adamw import KINDS, State
 
 FACTOR = 8.0
 """How many times further than the two precisions are apart from each other the trainer's result may be from the higher
@@ -51,17 +51,23 @@ class Likeness:
     cosine: float
     length: float
 
+    def beside(self, other: Likeness) -> Likeness:
+        """Return it with the gaps of another model, which was trained beside."""
+        gaps = sorted((*self.gaps, *other.gaps), key=lambda gap: gap.share, reverse=True)
+        return Likeness(gaps=tuple(gaps), cosine=self.cosine, length=self.length)
+
     @property
     def wrong(self) -> tuple[Gap, ...]:
         """The tensors that are further away than rounding explains."""
         return tuple(gap for gap in self.gaps if not gap.share <= 1.0)
 
 
-def compare(before: State, found: State, exact: State, rounded: State) -> Likeness:
-    """Compare the `found` state after some steps with the `exact` one; `rounded` is how far rounding moves that."""
+def compare(before: State, found: State, exact: State, rounded: State, whose: str = "") -> Likeness:
+    """Compare the `found` state after some steps with the `exact` one, and that with the `rounded` one. `whose` stands
+    before the names of tensors."""
     kinds = [_Kind(_changes(before, found), _changes(before, exact), _changes(before, rounded), exact.weights)]
     kinds += [_Kind(_moments(found, kind), _moments(exact, kind), _moments(rounded, kind), {}) for kind in KINDS]
-    gaps = sorted((gap for kind in kinds for gap in kind.gaps()), key=lambda gap: gap.share, reverse=True)
+    gaps = sorted((gap for kind in kinds for gap in kind.gaps(whose)), key=lambda gap: gap.share, reverse=True)
     found_all, exact_all = (
         torch.cat([one[name].flatten() for name in one]) for one in (kinds[0].found, kinds[0].exact)
     )
@@ -82,7 +88,7 @@ class _Kind:
     rounded: Mapping[str, torch.Tensor]
     stored: Mapping[str, torch.Tensor]
 
-    def gaps(self) -> Iterator[Gap]:
+    def gaps(self, whose: str) -> Iterator[Gap]:
         rounding = {name: _norm(self.rounded[name] - exact) for name, exact in self.exact.items()}
         usual = median([rounding[name] / size for name, one in self.exact.items() if (size := _norm(one))] or [0.0])
         for name, exact in self.exact.items():
@@ -90,7 +96,7 @@ class _Kind:
             bound = FACTOR * max(rounding[name], usual * size) + 2 * _ULP * (size + stored)
             distance = _norm(self.found[name] - exact)
             relative = size or 1.0
-            yield Gap(name=name, distance=distance / relative, bound=bound / relative)
+            yield Gap(name=whose + name, distance=distance / relative, bound=bound / relative)
 
 
 def _norm(tensor: torch.Tensor) -> float:

@@ -1,6 +1,7 @@
 """The losses of tokens, implemented a second time: each written out from its source, to repeat an update.
 
-In: for the tokens of one call (shape S) their logprobs now, those they are compared with, and their advantages. Out: the loss of each token. Nothing is shared with `algorithm.losses` and `algorithm.kl`; the sources are those of
+In: for the tokens of one sequence (shape S) their logprobs now, those they are compared with, and their advantages.
+Out: the loss of each token. Nothing is shared with `algorithm.losses` and `algorithm.kl`; the sources are those of
 `docs/reference/algorithms.md`. Gradients are autograd's.
 """
 

@@ -1,19 +1,18 @@
 """Updates of the weights, made a second time by a plain loop.
 
-In: weights and optimizer moments before a step, the calls that each update trains with their advantages and weights,
-and the settings. Out: weights and moments after it. One call at a time goes through transformers' own forward pass, as
-one sequence without padding; losses are those of `plain_losses`, gradients autograd's, clip, rate and AdamW written out
-here. No function of the trainer, of the algorithms, or of what makes batches is used: no packing, no shared beginnings,
-no kernel.
+In: weights and optimizer moments before a step, the sequences that each update trains with their advantages and
+weights, and the settings. Out: weights and moments after it. One sequence at a time goes through transformers' own
+forward pass, without padding; losses are those of `plain_losses`, gradients autograd's, clip, rate and AdamW those of
+`plain_adamw`. No function of the trainer, of the algorithms, or of what makes batches is used: no packing, no shared
+beginnings, no kernel.
 
-Shape suffixes: T tokens of a call with its prompt, S sampled tokens of a call, V vocabulary.
+Shape suffixes: T tokens of a sequence, S of them that carry loss, V vocabulary, C hidden size.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ import torch
 from torch.func import functional_call
 
 from sharpen.certificate.loss_rules import LossRules
+from sharpen.certificate.plain_adamw import Rates, State, adamw
+from sharpen.certificate.plain_credit import Credit, Episodes, Tokens, assign
 from sharpen.certificate.plain_losses import (
     POLICY_LOSSES,
     adapted_coefficient,
@@ -28,101 +29,53 @@ from sharpen.certificate.plain_losses import (
     divergence,
     left_out_by_moment,
 )
-from sharpen.config.run import RunConfig
 
 Tensor = torch.Tensor
 Tensors = Mapping[str, Tensor]
 
-KINDS = ("exp_avg", "exp_avg_sq")
-"""The names of AdamW's two moments."""
+HEAD = "value_head"
+"""The critic's layer in place of the output layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlainCall:
-    """A call that trains: its ids (T) of which the last S were sampled, their recorded logprobs (S), and what its tokens
-    have in common. `whole` is whether they were sampled from the whole distribution."""
+class PlainSequence:
+    """A sequence that trains, of a rollout's call or of a row: its ids (T), the places of its S tokens with loss, and
+    of these the recorded logprobs and the weights (S). `advantage` is that of all of them, `temperature` that of the
+    call. `whole` is whether they were sampled from the whole distribution; `allowed_SV`, under a constraint, are the
+    tokens among which each was."""
 
-    rollout_id: str
+    owner: str
     ids_T: Tensor
+    places_S: Tensor
     recorded_S: Tensor
-    temperature: float
-    advantage: float
-    weight: float
+    weights_S: Tensor
+    advantage: float = 1.0
+    temperature: float = 1.0
     whole: bool = True
+    allowed_SV: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """How AdamW makes its updates. `planned` is the number of updates that the schedule spans."""
+class PairLoss:
+    """DPO's loss of the two answers of a row, of advantage 1 and -1."""
 
-    peak: float
-    warmup: int
-    schedule: str
-    floor: float
-    planned: int
-    betas: tuple[float, float]
-    eps: float
-    decay: float
-    max_norm: float
-
-    @classmethod
-    def of(cls, config: RunConfig, total_steps: int) -> Rates:
-        """Return those of a run's settings."""
-        trainer = config.trainer
-        return cls(
-            peak=config.algorithm.learning_rate,
-            warmup=trainer.warmup_steps,
-            schedule=trainer.schedule,
-            floor=trainer.min_lr_ratio,
-            planned=total_steps * trainer.num_minibatches * trainer.epochs,
-            betas=(trainer.beta1, trainer.beta2),
-            eps=trainer.eps,
-            decay=trainer.weight_decay,
-            max_norm=trainer.max_grad_norm,
-        )
-
-    def rate(self, update: int) -> float:
-        """Return the rate of an update, which counts from 0: a ramp, then constant, a line or half a cosine wave."""
-        if update < self.warmup:
-            return self.peak / self.warmup * (update + 1)
-        if self.schedule == "constant":
-            return self.peak
-        share = min(1.0, (update - self.warmup) / max(1, self.planned - self.warmup))
-        left = 1.0 - share if self.schedule == "linear" else (1.0 + math.cos(math.pi * share)) / 2.0
-        return self.peak * self.floor + self.peak * (1.0 - self.floor) * left
+    beta: float = 0.1
+    smoothing: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainStep:
-    """A step: its updates with their calls in the order of training, repeated `epochs` times."""
+    """A step: its updates with their sequences, each rollout's calls one after the other, repeated `epochs` times.
+    `pairs`: rows are pairs of answers. `episodes`: advantages are a critic's."""
 
     number: int
-    updates: Sequence[Sequence[PlainCall]]
+    updates: Sequence[Sequence[PlainSequence]]
     epochs: int
     loss: LossRules
     rates: Rates
-
-
-@dataclass(slots=True, kw_only=True)
-class State:
-    """Trained weights, AdamW's moments as `<weight>/<kind>`, how many updates each weight has had, and how many there
-    were. `kl_coef` is the KL term's coefficient if it adapts."""
-
-    weights: dict[str, Tensor]
-    moments: dict[str, Tensor]
-    counts: dict[str, int] = field(default_factory=dict)
-    version: int = 0
-    kl_coef: float | None = None
-
-    def copy(self, dtype: torch.dtype) -> State:
-        """Return a copy in another precision."""
-        return State(
-            weights={name: tensor.to(dtype, copy=True) for name, tensor in self.weights.items()},
-            moments={name: tensor.to(dtype, copy=True) for name, tensor in self.moments.items()},
-            counts=dict(self.counts),
-            version=self.version,
-            kl_coef=self.kl_coef,
-        )
+    pairs: PairLoss | None = None
+    episodes: Episodes | None = None
+    critic_rates: Rates | None = None
 
 
 class PlainModel:
@@ -130,8 +83,8 @@ class PlainModel:
     peft's names, of which the pass makes weights `W + scale B A`."""
 
     def __init__(self, folder: Path, *, rounded: bool, dtype: torch.dtype, adapter_scale: float | None) -> None:
-        """Load it in `dtype`; `rounded` computes its products in bfloat16, as autocast does. `adapter_scale` is given if
-        adapters train."""
+        """Load it in `dtype`; `rounded` computes its products in bfloat16, as autocast does. `adapter_scale` is given
+        if adapters train."""
         from transformers import AutoModelForCausalLM
 
         self.module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(dtype)
@@ -142,15 +95,25 @@ class PlainModel:
         """Return the names of all weights, tied ones once."""
         return [name for name, _ in self.module.named_parameters()]
 
-    def logprobs(self, call: PlainCall, weights: Tensors) -> tuple[Tensor, Tensor]:
-        """Return logprob and entropy of each sampled token of a call (S), at its temperature."""
-        start = len(call.ids_T) - len(call.recorded_S)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._rounded):
-            out = functional_call(self.module, self._effective(weights), kwargs={"input_ids": call.ids_T[None]})
-        logits_SV = out.logits[0, start - 1 : -1].to(self.dtype) / call.temperature
+    def logprobs(self, one: PlainSequence, weights: Tensors) -> tuple[Tensor, Tensor]:
+        """Return logprob and entropy of each token of a sequence that carries loss (S), at its temperature."""
+        logits_SV = self._forward(one, weights).logits[0, one.places_S - 1].to(self.dtype) / one.temperature
+        if one.allowed_SV is not None:
+            logits_SV = logits_SV.masked_fill(~one.allowed_SV[:, : logits_SV.shape[1]], torch.finfo(self.dtype).min)
         logprobs_SV = torch.log_softmax(logits_SV, -1)
         entropy_S = -(logprobs_SV.exp() * logprobs_SV).sum(-1)
-        return logprobs_SV.gather(1, call.ids_T[start:, None])[:, 0], entropy_S
+        return logprobs_SV.gather(1, one.ids_T[one.places_S, None])[:, 0], entropy_S
+
+    def values(self, one: PlainSequence, weights: Tensors) -> Tensor:
+        """Return a critic's value of the state before each token that carries loss (S)."""
+        body = {name: tensor for name, tensor in weights.items() if not name.startswith(HEAD)}
+        hidden_TC = self._forward(one, body, output_hidden_states=True).hidden_states[-1][0].to(self.dtype)
+        values_S: Tensor = hidden_TC[one.places_S - 1] @ weights[f"{HEAD}.weight"][0] + weights[f"{HEAD}.bias"]
+        return values_S
+
+    def _forward(self, one: PlainSequence, weights: Tensors, **more: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._rounded):
+            return functional_call(self.module, self._effective(weights), kwargs={"input_ids": one.ids_T[None], **more})
 
     def _effective(self, weights: Tensors) -> dict[str, Tensor]:
         if self._scale is None:
@@ -173,99 +136,148 @@ def make_steps(model: PlainModel, state: State, steps: Sequence[PlainStep], refe
 
 
 def _make_step(model: PlainModel, state: State, step: PlainStep, reference: Tensors) -> None:
-    rules = step.loss
-    if state.kl_coef is not None:
-        rules = replace(rules, kl_coef=state.kl_coef)
-    calls = [call for update in step.updates for call in update]
-    before = {id(call): _scored(model, call, state.weights) for call in calls} if rules.behaviour != "none" else {}
-    known = {id(call): _scored(model, call, reference) for call in calls} if rules.kl != "none" else {}
+    rules = step.loss if state.kl_coef is None else replace(step.loss, kl_coef=state.kl_coef)
+    sequences = [one for update in step.updates for one in update]
+    needs_reference = rules.kl != "none" or step.pairs is not None
+    known = [_scored(model, one, reference) if needs_reference else None for one in sequences]
+    before = [_scored(model, one, state.weights) if rules.behaviour != "none" else None for one in sequences]
+    values = None
+    if state.critic is not None:
+        with torch.no_grad():
+            values = [model.values(one, state.critic.weights) for one in sequences]
+    credits = assign(
+        [_tokens(one, known_S, rules) for one, known_S in zip(sequences, known, strict=True)], values, step.episodes
+    )
+    scored = {
+        id(one): _Scored(one, credit, known_S, before_S)
+        for one, credit, known_S, before_S in zip(sequences, credits, known, before, strict=True)
+    }
     apart: list[Tensor] = []
     for _ in range(step.epochs):
         for update in filter(None, step.updates):
             weights = {name: tensor.detach().requires_grad_() for name, tensor in state.weights.items()}
-            kept = _kept(model, update, weights, rules)
-            for call, kept_S in zip(update, kept, strict=True):
-                apart.append(_backward(model, call, kept_S, weights, rules, before.get(id(call)), known.get(id(call))))
-            _adamw(state, {name: tensor.grad for name, tensor in weights.items()}, step.rates)
-    if rules.kl_target is not None and apart:
-        rollouts = len({call.rollout_id for call in calls})
-        mean = float(torch.cat(apart).mean())
-        state.kl_coef = adapted_coefficient(rules.kl_coef, mean, rules.kl_target, rules.kl_horizon, rollouts)
+            part = [scored[id(one)] for one in update]
+            apart += (
+                _backward_pairs(model, part, weights, rules, step.pairs)
+                if step.pairs
+                else _backward(model, part, weights, rules)
+            )
+            if state.critic is not None and step.critic_rates is not None:
+                _critic_update(model, part, state.critic, step)
+            adamw(state, {name: tensor.grad for name, tensor in weights.items()}, step.rates)
+    if rules.kl_target is not None and sequences:
+        measured = [one.divergence_S for one in credits] if rules.kl_in_reward else apart
+        state.kl_coef = adapted_coefficient(
+            rules.kl_coef,
+            float(torch.cat(measured).mean()),
+            rules.kl_target,
+            rules.kl_horizon,
+            len({one.owner for one in sequences}),
+        )
 
 
-def _scored(model: PlainModel, call: PlainCall, weights: Tensors) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A sequence with what is known of it before the step's first update (each of shape S)."""
+
+    sequence: PlainSequence
+    credit: Credit
+    reference_S: Tensor | None
+    before_S: Tensor | None
+
+
+def _scored(model: PlainModel, one: PlainSequence, weights: Tensors) -> Tensor:
     with torch.no_grad():
-        return model.logprobs(call, weights)[0]
+        return model.logprobs(one, weights)[0]
 
 
-def _kept(model: PlainModel, update: Sequence[PlainCall], weights: Tensors, rules: LossRules) -> list[Tensor]:
-    """Return for each call of an update which of its tokens (S) the policy loss trains."""
+def _tokens(one: PlainSequence, reference_S: Tensor | None, rules: LossRules) -> Tokens:
+    """What the credit of a sequence's tokens is made of."""
+    zeros_S = torch.zeros(len(one.places_S), dtype=torch.float64)
+    divergence_S = zeros_S
+    if rules.kl_in_reward and reference_S is not None:
+        recorded_S = one.recorded_S.to(reference_S)
+        divergence_S = divergence(rules, recorded_S, reference_S, recorded_S).double()
+    return Tokens(owner=one.owner, advantage=one.advantage, divergence_S=divergence_S, coefficient=rules.kl_coef)
+
+
+def _backward(model: PlainModel, part: Sequence[_Scored], weights: Tensors, rules: LossRules) -> list[Tensor]:
+    """Add the gradient of an update to the weights. Return the divergence from the reference, token by token."""
+    kept = _kept(model, part, weights, rules)
+    return [_backward_one(model, one, kept_S, weights, rules) for one, kept_S in zip(part, kept, strict=True)]
+
+
+def _kept(model: PlainModel, part: Sequence[_Scored], weights: Tensors, rules: LossRules) -> list[Tensor]:
+    """Return for each sequence of an update which of its tokens (S) the policy loss trains."""
     if rules.policy_loss != "m2po":
-        return [torch.ones(len(call.recorded_S), dtype=torch.bool) for call in update]
-    pairs = []
-    for call in update:
-        now_S = _scored(model, call, weights)
-        pairs.append((torch.full_like(now_S, call.advantage), now_S - _recorded(call, now_S)))
+        return [torch.ones(len(one.sequence.places_S), dtype=torch.bool) for one in part]
+    now = [_scored(model, one.sequence, weights) for one in part]
+    pairs = [
+        (one.credit.advantages_S, now_S - _recorded(one.sequence, now_S)) for one, now_S in zip(part, now, strict=True)
+    ]
     return [~left_S for left_S in left_out_by_moment(pairs, **rules.arguments)]
 
 
-def _recorded(call: PlainCall, now_S: Tensor) -> Tensor:
+def _recorded(one: PlainSequence, now_S: Tensor) -> Tensor:
     """The recorded logprobs; of a truncated distribution none is known, and the ratio counts as 1."""
-    return call.recorded_S.to(now_S) if call.whole else now_S.detach()
+    return one.recorded_S.to(now_S) if one.whole else now_S.detach()
 
 
-def _backward(
-    model: PlainModel,
-    call: PlainCall,
-    kept_S: Tensor,
-    weights: Tensors,
-    rules: LossRules,
-    before_S: Tensor | None,
-    reference_S: Tensor | None,
-) -> Tensor:
-    """Add the gradient of a call to the weights. Return its divergence from the reference, token by token."""
-    now_S, entropy_S = model.logprobs(call, weights)
-    recorded_S = _recorded(call, now_S)
-    base_S = recorded_S if before_S is None else before_S
-    advantage_S = torch.full_like(now_S, call.advantage) * kept_S
+def _backward_one(model: PlainModel, one: _Scored, kept_S: Tensor, weights: Tensors, rules: LossRules) -> Tensor:
+    now_S, entropy_S = model.logprobs(one.sequence, weights)
+    recorded_S = _recorded(one.sequence, now_S)
+    base_S = recorded_S if one.before_S is None else one.before_S
+    advantages_S = one.credit.advantages_S.to(now_S) * kept_S
     arguments = {} if rules.policy_loss == "m2po" else rules.arguments
-    loss_S = POLICY_LOSSES[rules.policy_loss](now_S, base_S, advantage_S, **arguments)
-    if before_S is not None:
-        loss_S = loss_S * behaviour_weight(rules, before_S, recorded_S)
+    loss_S = POLICY_LOSSES[rules.policy_loss](now_S, base_S, advantages_S, **arguments)
+    if one.before_S is not None:
+        loss_S = loss_S * behaviour_weight(rules, one.before_S, recorded_S)
     apart_S = torch.zeros_like(now_S)
-    if reference_S is not None:
-        apart_S = divergence(rules, now_S, reference_S, recorded_S)
+    if one.reference_S is not None and not rules.kl_in_reward:
+        apart_S = divergence(rules, now_S, one.reference_S, recorded_S)
         loss_S = loss_S + rules.kl_coef * apart_S
     if rules.entropy_coef:
         loss_S = loss_S - rules.entropy_coef * entropy_S
-    (call.weight * loss_S).sum().backward()  # type: ignore[no-untyped-call]
+    (one.sequence.weights_S.to(now_S) * loss_S).sum().backward()  # type: ignore[no-untyped-call]
     return apart_S.detach()
 
 
-def _adamw(state: State, gradients: Mapping[str, Tensor | None], rates: Rates) -> None:
-    """Clip the gradients to their largest norm and make one update of AdamW (Loshchilov and Hutter, arXiv 1711.05101,
-    algorithm 2). Weights of fewer than two dimensions do not decay."""
-    known = {name: gradient for name, gradient in gradients.items() if gradient is not None}
-    norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in known.values()))
-    share = min(1.0, rates.max_norm / (norm + 1e-6))
-    rate, (beta1, beta2) = rates.rate(state.version), rates.betas
-    for name, gradient in known.items():
-        weight = state.weights[name]
-        first, second = (state.moments.get(f"{name}/{kind}", torch.zeros_like(weight)) for kind in KINDS)
-        gradient = gradient * share
-        first = beta1 * first + (1.0 - beta1) * gradient
-        second = beta2 * second + (1.0 - beta2) * gradient * gradient
-        count = state.counts[name] = state.counts.get(name, 0) + 1
-        unbiased = second / (1.0 - beta2**count)
-        change = first / (1.0 - beta1**count) / (unbiased.sqrt() + rates.eps)
-        decayed = weight * (1.0 - rate * rates.decay) if weight.ndim >= 2 else weight
-        state.weights[name] = decayed - rate * change
-        state.moments |= dict(zip((f"{name}/{kind}" for kind in KINDS), (first, second), strict=True))
-    state.version += bool(known)
+def _backward_pairs(
+    model: PlainModel, part: Sequence[_Scored], weights: Tensors, rules: LossRules, loss: PairLoss
+) -> list[Tensor]:
+    """Add the gradient of an update on pairs: the mean over pairs of DPO's loss (arXiv 2305.18290, equation 7), and of
+    the KL term over all tokens."""
+    pairs: dict[str, list[_Scored]] = {}
+    for one in part:
+        pairs.setdefault(one.sequence.owner, []).append(one)
+    num_tokens = sum(len(one.sequence.places_S) for one in part)
+    for answers in pairs.values():
+        margin, apart = torch.zeros((), dtype=model.dtype), torch.zeros((), dtype=model.dtype)
+        for one in answers:
+            assert one.reference_S is not None
+            now_S, _ = model.logprobs(one.sequence, weights)
+            margin = margin + one.sequence.advantage * (now_S - one.reference_S).sum()
+            if rules.kl != "none":
+                apart = apart + divergence(rules, now_S, one.reference_S, now_S.detach()).sum()
+        right, wrong = torch.sigmoid(loss.beta * margin), torch.sigmoid(-loss.beta * margin)
+        of_pair = -(1.0 - loss.smoothing) * torch.log(right) - loss.smoothing * torch.log(wrong)
+        (of_pair / len(pairs) + rules.kl_coef * apart / num_tokens).backward()  # type: ignore[no-untyped-call]
+    return []
 
 
-def every_call(steps: Sequence[PlainStep]) -> Iterator[PlainCall]:
-    """Yield the calls of steps, each once."""
-    for step in steps:
-        for update in step.updates:
-            yield from update
+def _critic_update(model: PlainModel, part: Sequence[_Scored], critic: State, step: PlainStep) -> None:
+    """Make the critic's update: half the squared distance to the returns, a mean over the update's tokens, of the value
+    or of the value bounded near the one before the step, whichever is larger."""
+    assert step.episodes is not None
+    assert step.critic_rates is not None
+    bound, num_tokens = step.episodes.value_clip, sum(len(one.sequence.places_S) for one in part)
+    weights = {name: tensor.detach().requires_grad_() for name, tensor in critic.weights.items()}
+    for one in part:
+        now_S, old_S, goal_S = model.values(one.sequence, weights), one.credit.values_S, one.credit.returns_S
+        old_S, goal_S = old_S.to(now_S), goal_S.to(now_S)
+        squares_S = (now_S - goal_S) ** 2
+        if bound is not None:
+            near_S = torch.minimum(torch.maximum(now_S, old_S - bound), old_S + bound)
+            squares_S = torch.maximum(squares_S, (near_S - goal_S) ** 2)
+        (squares_S.sum() / 2 / num_tokens).backward()  # type: ignore[no-untyped-call]
+    adamw(critic, {name: tensor.grad for name, tensor in weights.items()}, step.critic_rates)
