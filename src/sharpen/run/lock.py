@@ -34,7 +34,7 @@ def locked(directory: Path) -> Iterator[str]:
         check_links(directory)
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from error
-    descriptor = os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o666)
     _held.add(descriptor)
     try:
         is_locked = _lock(descriptor, directory)

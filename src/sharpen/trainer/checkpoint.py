@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from sharpen.errors import CheckpointError
-from sharpen.files import partial_files
+from sharpen.files import give_mode_of_new, partial_files
 from sharpen.trainer.checksums import changed_files, write_checksums
 from sharpen.trainer.sharding import shard_like
 
@@ -221,6 +221,7 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
         _remove(replaced, ignore_errors=True)
         partial.mkdir()
         write(partial)
+        give_mode_of_new(partial)
         for path in (*partial.rglob("*"), partial):
             _flush(path)
         if os.path.lexists(directory):
