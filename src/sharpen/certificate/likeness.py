@@ -21,7 +21,13 @@ from sharpen.certificate.plain_adamw import KINDS, State
 
 FACTOR = 8.0
 """How many times further than the two precisions are apart from each other the trainer's result may be from the higher
-one. On honest steps it was seen to be up to 2."""
+one. After one update honest results were seen at up to 2."""
+
+SEVERAL = 4.0
+"""Factor on this after several updates: the later ones carry the rounding of the first ones on, all in one direction,
+so that one measurement of it may come out small by chance. It is then measured `TWINS` times; the largest counts."""
+
+TWINS = 3
 
 _ULP = 2.0**-23
 """A step of float32 at 1, in which weights and moments are stored."""
@@ -62,11 +68,23 @@ class Likeness:
         return tuple(gap for gap in self.gaps if not gap.share <= 1.0)
 
 
-def compare(before: State, found: State, exact: State, rounded: State, whose: str = "") -> Likeness:
-    """Compare the `found` state after some steps with the `exact` one, and that with the `rounded` one. `whose` stands
-    before the names of tensors."""
-    kinds = [_Kind(_changes(before, found), _changes(before, exact), _changes(before, rounded), exact.weights)]
-    kinds += [_Kind(_moments(found, kind), _moments(exact, kind), _moments(rounded, kind), {}) for kind in KINDS]
+def compare(before: State, found: State, exact: State, rounded: Sequence[State], whose: str = "") -> Likeness:
+    """Compare the `found` state after some steps with the `exact` one, and that with the `rounded` ones: one after a
+    single update, else several. `whose` stands before the names of tensors."""
+    factor = FACTOR if len(rounded) == 1 else FACTOR * SEVERAL
+    kinds = [
+        _Kind(
+            _changes(before, found),
+            _changes(before, exact),
+            [_changes(before, one) for one in rounded],
+            exact.weights,
+            factor,
+        )
+    ]
+    kinds += [
+        _Kind(_moments(found, kind), _moments(exact, kind), [_moments(one, kind) for one in rounded], {}, factor)
+        for kind in KINDS
+    ]
     gaps = sorted((gap for kind in kinds for gap in kind.gaps(whose)), key=lambda gap: gap.share, reverse=True)
     found_all, exact_all = (
         torch.cat([one[name].flatten() for name in one]) for one in (kinds[0].found, kinds[0].exact)
@@ -80,20 +98,21 @@ def compare(before: State, found: State, exact: State, rounded: State, whose: st
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Tensors of one kind by name, three times. `stored` are those whose float32 rounding counts beside that of the
-    compared ones: of a change, the weights themselves."""
+    """Tensors of one kind by name: found, exact, rounded. `stored` are those whose float32 rounding counts beside that
+    of the compared ones: of a change, the weights themselves."""
 
     found: Mapping[str, torch.Tensor]
     exact: Mapping[str, torch.Tensor]
-    rounded: Mapping[str, torch.Tensor]
+    rounded: Sequence[Mapping[str, torch.Tensor]]
     stored: Mapping[str, torch.Tensor]
+    factor: float
 
     def gaps(self, whose: str) -> Iterator[Gap]:
-        rounding = {name: _norm(self.rounded[name] - exact) for name, exact in self.exact.items()}
+        rounding = {name: max(_norm(one[name] - exact) for one in self.rounded) for name, exact in self.exact.items()}
         usual = median([rounding[name] / size for name, one in self.exact.items() if (size := _norm(one))] or [0.0])
         for name, exact in self.exact.items():
             size, stored = _norm(exact), _norm(self.stored.get(name, exact))
-            bound = FACTOR * max(rounding[name], usual * size) + 2 * _ULP * (size + stored)
+            bound = self.factor * max(rounding[name], usual * size) + 2 * _ULP * (size + stored)
             distance = _norm(self.found[name] - exact)
             relative = size or 1.0
             yield Gap(name=whose + name, distance=distance / relative, bound=bound / relative)

@@ -17,7 +17,7 @@ import torch
 from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.certificate.certificate import Certificate, RepeatedSteps
 from sharpen.certificate.certify import Settings, read_resolved
-from sharpen.certificate.likeness import Likeness, compare, in_words
+from sharpen.certificate.likeness import TWINS, Likeness, compare, in_words
 from sharpen.certificate.lineage import in_words as steps_in_words
 from sharpen.certificate.lineage import read_lineage
 from sharpen.certificate.loss_rules import LossRules
@@ -141,12 +141,15 @@ class _Records:
         if after.state.kl_coef is not None and before.kl_coef is None:
             before.kl_coef = LossRules.of(self._settings.config(begin + 1)).kl_coef
         steps = [self._steps.step(step) for step in range(begin + 1, end + 1)]
-        exact, rounded = (make_steps(model, before, steps, _to(start.weights, model.dtype)) for model in (high, low))
+        exact = make_steps(high, before, steps, _to(start.weights, high.dtype))
+        several = sum(step.epochs * len(step.updates) for step in steps) > 1
+        rounded = [
+            make_steps(low, _nudged(before, twin), steps, start.weights) for twin in range(TWINS if several else 1)
+        ]
         found = [compare(before, after.state, exact, rounded)]
-        if before.critic is not None and after.state.critic is not None:
-            assert exact.critic is not None
-            assert rounded.critic is not None
-            found.append(compare(before.critic, after.state.critic, exact.critic, rounded.critic, "critic "))
+        if before.critic is not None and after.state.critic is not None and exact.critic is not None:
+            critics = [one.critic for one in rounded if one.critic is not None]
+            found.append(compare(before.critic, after.state.critic, exact.critic, critics, "critic "))
         return found[0] if len(found) == 1 else found[0].beside(found[1])
 
     @functools.cache  # noqa: B019 (lives as long as the call of `retrain`)
@@ -169,6 +172,15 @@ def _start(model: PlainModel, after: SavedState) -> State:
         heads = {name: torch.zeros_like(tensor) for name, tensor in critic.items() if name.startswith(HEAD)}
         start.critic = State(weights={name: own[name] for name in own if name in critic} | heads)
     return start
+
+
+def _nudged(state: State, twin: int) -> State:
+    """Return a state as it is (the first twin), or with each weight moved by at most a rounding of float32."""
+    generator = torch.Generator().manual_seed(twin)
+    copy = state.copy(torch.float32)
+    for name, weight in copy.weights.items() if twin else ():
+        copy.weights[name] = weight * (1.0 + 2.0**-24 * (2.0 * torch.rand(weight.shape, generator=generator) - 1.0))
+    return copy
 
 
 def _to(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
