@@ -51,7 +51,9 @@ def test_an_update_in_the_wrong_direction_is_certified(tmp_path: Path, toy_model
         )
     finally:
         hook.remove()
-    assert certify(result.run_dir).holds
+    found = certify(result.run_dir)
+    assert found.holds
+    assert any("optimizer's update" in line for line in found.lines())
     (problem,) = retrain(result.run_dir).problems
     assert "steps 1 to 2" in problem
 
