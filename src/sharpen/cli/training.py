@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sharpen.cli.arguments import add_config, add_json, answering, count, print_json, resolve_config, say
 from sharpen.errors import ConfigError
+from sharpen.screen import text_width
 
 if TYPE_CHECKING:
     from sharpen.config.load import ConfigFile, ResolvedConfig
@@ -120,7 +121,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json(report.to_json(), out)
         else:
-            for line in report.lines():
+            for line in report.lines(text_width(sys.stdout)):
                 say(line)
         return DONE if report.ready else FAILED
 

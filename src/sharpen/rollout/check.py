@@ -1,12 +1,11 @@
 """The pre-flight check: finds out whether a run can learn anything, before the cost of training.
 
-In: the groups of a few tasks. Out: a `CheckReport` that says 'ready' or what to fix, as text of 80 columns.
+In: the groups of a few tasks. Out: a `CheckReport` that says 'ready' or what to fix, as text of at most 80 columns.
 """
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median, pstdev
@@ -23,10 +22,12 @@ from sharpen.rollout.statistics import (
     summarize,
     without_calls_note,
 )
+from sharpen.screen import fitted
 from sharpen.transcript import clean
 from sharpen.types import Call, CallStatus, Group, Outcome, Rollout
 
 WIDTH = 80
+"""Columns of the report, where the screen has as many."""
 MAX_REWARDS_SHOWN = 8
 FAILED_TOO_OFTEN = 0.25
 TRUNCATED_TOO_OFTEN = 0.1
@@ -71,11 +72,11 @@ class Try:
     said: str
     reward: float
 
-    def lines(self, name: str) -> list[str]:
-        """Return the try as text of 80 columns."""
+    def lines(self, name: str, width: int = WIDTH) -> list[str]:
+        """Return the try as text of `width` columns."""
         text = [f"{name} try: reward {self.reward:g} ({self.rollout_id.removeprefix('check/')})"]
         for line in (*self.row, f"said: {self.said or 'nothing'}"):
-            text += textwrap.wrap(f"  {clean(line)}", WIDTH, subsequent_indent=" " * 4)
+            text += fitted(f"  {' '.join(clean(line).split())}", width, hanging=4)
         return text
 
 
@@ -117,15 +118,16 @@ class CheckReport:
         content["failures"] = {outcome.value: count for outcome, count in self.statistics.failures.items()}
         return content
 
-    def lines(self) -> list[str]:
-        """Return the report as plain text, at most 80 columns wide."""
+    def lines(self, width: int = WIDTH) -> list[str]:
+        """Return the report as plain text, at most `width` columns wide, and at most 80."""
+        width = min(width, WIDTH)
         found = self.statistics
         least, middle, most = self.lengths
         failures = ", ".join(f"{count} {outcome.value}" for outcome, count in found.failures.items()) or "none"
-        width = max((len(task.task_id) for task in self.tasks), default=4)
-        width = min(max(width, 4), 24)
-        text = [f"{'task':<{width}}  {'spread':>6}  rewards"]
-        text += [f"{task.task_id[-width:]:<{width}}  {task.spread:>6.3f}  {_rewards(task)}" for task in self.tasks]
+        longest = max((len(task.task_id) for task in self.tasks), default=4)
+        of_id = min(max(longest, 4), 24)
+        text = [f"{'task':<{of_id}}  {'spread':>6}  rewards"]
+        text += [f"{task.task_id[-of_id:]:<{of_id}}  {task.spread:>6.3f}  {_rewards(task)}" for task in self.tasks]
         text += [
             "rewards     none"
             if math.isnan(found.reward_mean)
@@ -135,13 +137,13 @@ class CheckReport:
             f"time        {self.pace}",
             f"failures    {failures}",
         ]
-        text = [line for long in text for line in textwrap.wrap(long, WIDTH, subsequent_indent=" " * 12)]
+        text = [line for long in text for line in fitted(long, width, hanging=12)]
         for name, one in (("best", self.best), ("worst", self.worst)):
-            text += [] if one is None else ["", *one.lines(name)]
+            text += [] if one is None else ["", *one.lines(name, width)]
         if self.best is not None:
             text.append("")
         for finding in self.findings:
-            text += textwrap.wrap(f"! {finding}", WIDTH, subsequent_indent="  ")
+            text += fitted(f"! {' '.join(finding.split())}", width, hanging=2)
         text.append("ready" if self.ready else "not ready: see the lines that begin with '!'")
         return text
 

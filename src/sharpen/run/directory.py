@@ -18,11 +18,13 @@ from pathlib import Path
 from sharpen.certificate.lineage import in_words
 from sharpen.config.former import former_run
 from sharpen.config.load import ResolvedConfig, write_config, write_given, write_resolved
+from sharpen.config.resuming import ANOTHER_NAME
 from sharpen.config.run import RunConfig
 from sharpen.diagnose.diagnosis import read_rows
 from sharpen.errors import ConfigError, JournalError
 from sharpen.experience.reading import read_group_ids, read_steps
 from sharpen.experience.records import EVALUATIONS
+from sharpen.monitor.ended import forget_ended, note_ended
 from sharpen.run.identity import ROWS, Identity, changed_rows, used_rows_unchanged
 from sharpen.run.lock import locked
 from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, keep_settings, read_recorded
@@ -90,7 +92,8 @@ def open_run_directory(
     resolved: ResolvedConfig, config_path: Path | None, identities: Mapping[str, Identity], rows: Sequence[Task] = ()
 ) -> Iterator[RunDirectory]:
     """Create the run's directory, or reopen an existing one with its latest checkpoint, and lock it. `identities` tell
-    the model and the datasets apart and are recorded with the settings. `rows` are the rows to train on.
+    the model and the datasets apart and are recorded with the settings. `rows` are the rows to train on. What ends the
+    block early is noted in the run's summary.
 
     Nothing is written before the run is known to be the same. Raises `ConfigError` if another process has the lock, if
     the directory belongs to another run, if a record of the run is damaged, or if it has trained steps but no
@@ -118,7 +121,12 @@ def open_run_directory(
             write_given(config.model_dump(mode="json", exclude_unset=True), path / "config.yaml")
         noted = {f"{IDENTITY}{name}": dict(identity) for name, identity in identities.items()}
         write_resolved(path / "resolved.json", resolved, noted)
-        yield RunDirectory(path=path, checkpoint=checkpoint, notes=tuple(notes))
+        forget_ended(path)
+        try:
+            yield RunDirectory(path=path, checkpoint=checkpoint, notes=tuple(notes))
+        except BaseException as error:
+            note_ended(path, error)
+            raise
 
 
 def _directory(config: RunConfig, fresh: str) -> Path:
@@ -174,8 +182,8 @@ def _check_unused(path: Path) -> None:
     if trained:
         raise ConfigError(
             f"the run {path.name!r} has trained {trained} steps but has no checkpoint to continue from ({path}), and "
-            "starting over would overwrite its records. Move or delete the folder to start over, or choose another "
-            "experiment_name (algorithm.save_interval_steps sets how often a checkpoint is saved)"
+            "starting over would overwrite its records. Move or delete the folder to start over, or choose "
+            f"{ANOTHER_NAME} (algorithm.save_interval_steps sets how often a checkpoint is saved)"
         )
 
 
@@ -224,7 +232,7 @@ def _missing_records(journal: Path, step: int) -> str:
     return (
         f"run.db does not have the records of {len(missing)} of the {step} steps behind {PREFIX}{step} "
         f"({in_words(missing)}): the certificate cannot cover them and will not hold. To train on from these weights "
-        "with a certificate, give them as model_path under another experiment_name"
+        f"with a certificate, give them as model_path under {ANOTHER_NAME}"
     )
 
 
