@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sharpen.experience.reading import RolloutEntry
+    from sharpen.monitor.ended import Ended
     from sharpen.types import Group, Rollout
 
 LISTED_GROUPS = 16
@@ -63,12 +64,30 @@ class Filter:
         )
 
 
+def first_of(journal: Path, evaluations: Path) -> Path:
+    """Return the journal to list: that of the training, or, of a run that ended before its first rollout there, that of
+    the check and the evaluation before it."""
+    from sharpen.experience.reading import find_rollouts
+
+    if evaluations.exists() and not (journal.exists() and find_rollouts(journal, last=1)):
+        return evaluations
+    return journal
+
+
+def print_ended(console: Console, ended: Ended) -> None:
+    """Print what ended a run early."""
+    what = "stopped" if ended.interrupted else "failed"
+    for line in f"this run {what}: {ended.text}".splitlines():
+        print_wrapped(console, line, style="yellow" if ended.interrupted else "red", hanging=2)
+    console.print()
+
+
 def choose(journal: Path, wanted: Filter) -> list[tuple[Group, Rollout]]:
     """Return the rollouts that the filter chooses, with their groups. Raises `ConfigError` if there is none; but that
     none has failed is an answer."""
     from sharpen.experience.reading import find_rollouts, read_groups
 
-    found = find_rollouts(journal)
+    found = find_rollouts(journal) if journal.exists() else []
     entries, others = wanted.of(found), replace(wanted, failed=False, best=False)
     if not entries and wanted.failed and (not others.chooses or others.of(found)):
         return []
@@ -93,7 +112,7 @@ def _words(wanted: Filter) -> str:
 def print_chosen(console: Console, run_dir: Path, chosen: Sequence[tuple[Group, Rollout]]) -> None:
     """Print a line for each rollout, with what it said last; that none has failed, if there is none."""
     if not chosen:
-        print_wrapped(console, f"no rollout of {run_dir} that you asked for has failed")
+        print_wrapped(console, f"none of the rollouts that were asked for has failed: {run_dir}")
         return
     for _, rollout in chosen:
         reward = rollout.outcome.value if rollout.reward is None else f"reward {rollout.reward:g}"
@@ -119,7 +138,7 @@ def print_groups(console: Console, journal: Path, run_dir: Path, limit: int | No
         console.print()
         for line in summary(run_dir):
             print_wrapped(console, line)
-    if shares := spent.shares(record.metrics for record in read_steps(journal)):
+    if journal.exists() and (shares := spent.shares(record.metrics for record in read_steps(journal))):
         console.print()
         print_wrapped(console, f"time of all steps: {spent.line(shares)}")
     if not groups:
@@ -133,6 +152,8 @@ def last_groups(journal: Path, limit: int | None) -> Mapping[str, Sequence[Rollo
     from sharpen.experience.reading import find_rollouts
 
     groups: dict[str, list[RolloutEntry]] = {}
+    if not journal.exists():
+        return groups
     for entry in find_rollouts(journal, last=limit or LISTED_GROUPS):
         groups.setdefault(entry.group_id, []).append(entry)
     return groups

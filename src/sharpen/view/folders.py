@@ -25,7 +25,7 @@ _PARTS = re.compile(r"global_step_\d+|monitor|trainer_state|\..*")
 _FRESH_S = 300.0
 """A run on another machine is taken to be running if it wrote this recently."""
 
-State = Literal["running", "ended", "stopped", "empty"]
+State = Literal["running", "ended", "failed", "stopped", "empty"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +97,12 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def state_of(folder: Folder, ended: bool) -> State:
-    """Return what a run is doing. `ended` says whether its summary has a verdict."""
+def state_of(folder: Folder, *, ended: bool, failed: bool = False) -> State:
+    """Return what a run is doing. `ended` says whether its summary has a verdict, `failed` whether it has an error."""
     if _is_held(folder.path / "run.lock"):
         return "running"
+    if failed:
+        return "failed"
     if ended:
         return "ended"
     return "stopped" if any((folder.path / mark).exists() for mark in MARKS) else "empty"
