@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models test-postgres fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models test-postgres test-documented fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -145,6 +145,11 @@ test-postgres: .venv/installed
 test-models: .venv/installed
 	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/models -m models tests/models
 
+# Every benchmark, example and command of the documentation as it is printed there, with fewer of everything: does it run?
+# Two of the benchmarks have another side in an environment of its own.
+test-documented: .venv/installed .venv-litellm/installed .venv-trl/installed
+	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/documented -m documented tests/documented
+
 # Requests of all kinds against the gateway over HTTP, 100,000 unless told otherwise; 10,000 take about two minutes. How
 # long a healthy client waits meanwhile is judged here, and not in CI, where others use the same processors.
 REQUESTS ?= 100000
@@ -183,7 +188,7 @@ docs: .venv-docs/installed
 
 # What the suites beside `make test` run in, made one after the other: for each, pip writes the same files into src/.
 environments: .venv/installed .venv/node/installed
-	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2 clients docs)
+	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2 clients docs litellm trl)
 
 check: .venv/installed
 	$(BIN)/ruff format --check .
