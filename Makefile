@@ -119,9 +119,9 @@ test-older-openai: .venv-openai2/installed
 	.venv-openai2/bin/python -m pip check
 	@touch $@
 
-# The pages of `sharpen view` in a browser, Debian's Chromium; the types of their scripts and their accessibility by two
+# The pages of `sharpen view` and the documentation's site in a browser, Debian's Chromium; the types of their scripts and their accessibility by two
 # packages for Node, in .venv/node.
-test-view: .venv/installed .venv/node/installed
+test-view: .venv/installed .venv/node/installed .venv-docs/installed
 	command -v chromium >/dev/null || { apt-get update --quiet --quiet; apt-get install --quiet --yes --no-install-recommends chromium; }
 	PYTHONPATH=tests/sessions NODE_MODULES=.venv/node/node_modules $(BIN)/python -m pytest -p all_or_nothing --all-of tests/view/browser -m browser tests/view/browser
 
@@ -249,4 +249,4 @@ bench-trl: .venv-trl/installed
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-agentscope1 .venv-agentscope2 .venv-vllm .venv-ray .venv-clients .venv-openai2 .venv-trl .venv-litellm build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-agentscope1 .venv-agentscope2 .venv-vllm .venv-ray .venv-clients .venv-openai2 .venv-trl .venv-litellm .venv-docs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -50,7 +50,7 @@ model:
 RESUMING = """\
 ## What may change when a run goes on
 
-A fixed `name` goes on from its last checkpoint ([stop and go on](../use/resuming.md)). These settings may have
+A fixed `name` goes on from its last checkpoint ([stop and resume](../use/resuming.md)). These settings may have
 other values then; any other is refused, with both values, before anything is written.
 """
 

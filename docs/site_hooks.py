@@ -1,7 +1,8 @@
 """Hooks of MkDocs: pages from outside docs/, and links that lead from one page to another on GitHub and on the site.
 
 In: README.md, CHANGELOG.md, CONTRIBUTING.md and all of examples/ as git has them. Out: pages and files of the site, and
-each link of a page's Markdown turned from its place in the repository to its place on the site.
+each link of a page's Markdown turned from its place in the repository to its place on the site. The link to the
+repository is pyproject.toml's: `Repository` below `[project.urls]`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import posixpath
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,17 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 OUTSIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "examples")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
+
+
+def on_config(config: Any) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    if address := project.get("urls", {}).get("Repository"):
+        config.repo_url, config.repo_name = address, address.removeprefix("https://").partition("/")[2]
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Leave the link to the repository a link: the theme would ask its host for stars and releases."""
+    return output.replace(' data-md-component="source"', "")
 
 
 def on_files(files: Files, config: Any) -> Files:

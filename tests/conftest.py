@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from toy_model import make_toy_model
 
+pytest_plugins = ["failures_at_once"]
+
 # The same examples in every run: what lands is judged by a run that can be repeated. To search for new ones:
 # HYPOTHESIS_PROFILE=search make test
 # Neither looks at the clock: on a loaded machine drawing examples takes long, which says nothing about the code.

@@ -29,7 +29,7 @@
         ├── ParityError (AssertionError)       trainer and engine do not compute the same model
         ├── CertificateError (AssertionError)  an invariant of the run certificate is broken
         ├── TrainingError (ArithmeticError)    a gradient that is not finite
-        └── NoSignalError (RuntimeError)       every reward of the first check was the same
+        └── NoSignalError (RuntimeError)       nothing can be learnt of the rollouts of the first check
 
 All of them pickle, since they cross threads and processes. Their messages say what was wrong, the value, and what to
 do.
@@ -146,4 +146,5 @@ class TokenCapError(RolloutError):
 
 
 class NoSignalError(SharpenError, RuntimeError):
-    """Every reward of the pre-flight check was the same: nothing can be learnt."""
+    """The rollouts of the pre-flight check have no signal: the model was never called, no call can be trained, or every
+    reward was the same."""

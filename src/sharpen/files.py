@@ -124,6 +124,19 @@ def _leads_to_file(path: Path) -> bool:
     return path.is_file() or path.is_dir() or not path.exists()
 
 
+def give_mode_of_new(folder: Path) -> None:
+    """Give the files of a new folder, of which libraries write some for their owner alone, the mode that the process
+    gives to its files. Names of files elsewhere (hard links, symbolic links) stay as they are. Raises `OSError`."""
+    probe = partial_of(folder / "mode")
+    probe.touch(exist_ok=False)
+    mode = probe.stat().st_mode & 0o777
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink() and path.stat().st_nlink == 1:
+            with contextlib.suppress(PermissionError, NotImplementedError):  # a file system without modes
+                path.chmod(mode)
+
+
 def partial_files(folder: Path) -> Iterator[Path]:
     """Yield what `write_whole` left in a folder when its process was killed."""
     return folder.glob(f".*{_PARTIAL}")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from sharpen.algorithm.presets import PRESETS
 from sharpen.algorithm.supervised import SUPERVISED
-from sharpen.cli.algorithm_text import WIDTH, print_algorithms
+from sharpen.cli.algorithm_text import print_algorithms
 from sharpen.cli.main import BAD_INPUT, main
+from sharpen.screen import PLAIN
 
 
 def test_names_come_one_a_line(capsys):
@@ -22,7 +23,7 @@ def test_the_list_says_formula_source_and_defaults_and_fits_the_terminal():
     out = io.StringIO()
     print_algorithms(names_only=False, out=out)
     text = out.getvalue()
-    assert max(len(line) for line in text.splitlines()) <= WIDTH
+    assert max(len(line) for line in text.splitlines()) <= PLAIN
     gspo = text[text.index("\ngspo\n") : text.index("\ncispo\n")]
     for expected in ("clip_low 0.0003", "arXiv 2507.18071", "sequence-mean-token-mean", "KL k2 x 0.001"):
         assert expected in gspo, gspo

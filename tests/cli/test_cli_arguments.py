@@ -29,11 +29,9 @@ def make_run(root: Path, name: str, *, written: float = 0.0, **summary) -> Path:
     run.mkdir(parents=True)
     settings = {"algorithm.algorithm_type": {"value": "grpo"}, "model.model_path": {"value": "org/base"}}
     (run / "resolved.json").write_text(json.dumps(settings))
-    (run / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n{"step": 2, "rew')
+    (run / "metrics.jsonl").write_text(f'{{"step": 1, "time": {written}, "reward/mean": 0.5}}\n{{"step": 2, "rew')
     if summary:
         (run / "summary.json").write_text(json.dumps(summary))
-    for path in run.iterdir():
-        os.utime(path, (written, written))
     return run
 
 
@@ -95,7 +93,7 @@ def test_ls_leaves_empty_what_is_damaged(tmp_path: Path, capsys, content):
     assert main(["ls", "--root", str(tmp_path), "--json"]) == 0
     found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
     assert found["Project/damaged"] | {"written": 0} == {
-        **dict.fromkeys(("model", "algorithm", "before", "after", "verdict")),
+        **dict.fromkeys(("model", "algorithm", "before", "after", "verdict", "error")),
         "name": "Project/damaged",
         "run_dir": str(run),
         "state": "stopped",

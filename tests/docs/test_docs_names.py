@@ -29,6 +29,33 @@ def test_each_page_is_in_the_sites_contents() -> None:
     assert listed == pages | examples | {"index.md", "CHANGELOG.md", "CONTRIBUTING.md"}
 
 
+def test_the_two_tables_of_contents_ask_the_same() -> None:
+    """Red when a page moves to another question on the site and not in docs/README.md, or the other way round."""
+    site = (
+        (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("  - Use:\n")[2].partition("  - Understand:\n")[0]
+    )
+    asked: dict[str, set[str]] = {}
+    for line in site.splitlines():
+        if line.endswith(".md"):
+            asked[list(asked)[-1]].add(line.split()[-1])
+        else:
+            asked[line.strip(" -:")] = set()
+    contents = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| ([^|]+) \| (.*use/.*) \|$", contents, re.MULTILINE))
+    assert {question: set(re.findall(r"\((use/\S+\.md)\)", row)) for question, row in rows.items()} == asked
+
+
+def test_each_claim_of_trust_names_tests_that_there_are() -> None:
+    """Red when a sentence promises what no test holds, or its test has moved."""
+    page = (ROOT / "docs" / "understand" / "trust.md").read_text(encoding="utf-8")
+    rows = [row for row in page.splitlines() if row.startswith("| **")]
+    assert len(rows) >= 8
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)`", row.rstrip("| ").rpartition("|")[2])
+        assert named, row
+        assert [name for name in named if not (ROOT / name).exists()] == [], row
+
+
 def test_each_extra_is_on_the_page_of_installation() -> None:
     """Red when an extra is added and nobody is told what it is for."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]

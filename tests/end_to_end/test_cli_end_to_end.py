@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -167,3 +168,19 @@ def test_ctrl_c_saves_a_checkpoint_and_exits_130(config, tmp_path):
     assert "interrupted" in errors
     assert (run / "latest" / "model.safetensors").exists()
     assert json.loads((run / "summary.json").read_text())["steps"] >= 2
+
+
+def test_all_files_of_a_run_have_the_mode_that_the_umask_leaves(config: Path):
+    """Red with weights as safetensors writes them (for their owner alone), and with a journal as SQLite makes it."""
+    before = os.umask(0o002)
+    try:
+        assert (
+            main(["run", "--config", str(config), "--set", "name=modes", "--set", "train_dataset.total_steps=1"]) == 0
+        )
+    finally:
+        os.umask(before)
+    run_dir = config.parent / "runs" / "Sharpen" / "modes"
+    files = [path for path in run_dir.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert {path.suffix for path in files} >= {".safetensors", ".db", ".lock", ".json", ".jsonl", ".html"}
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in files if path.stat().st_mode & 0o777 != 0o664} == {}
+    assert {oct(path.stat().st_mode & 0o777) for path in run_dir.rglob("*") if path.is_dir()} == {"0o775"}

@@ -12,6 +12,7 @@ from sharpen.config import former
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.errors import CheckpointError, ConfigError
 from sharpen.experience.journal import Journal
+from sharpen.monitor.ended import read_ended
 from sharpen.run.directory import RunDirectory, open_run_directory
 from sharpen.run.identity import Identity, changed_rows, model_identity, rows_identity, used_rows_unchanged
 from sharpen.tasks.source import Row
@@ -297,6 +298,62 @@ def test_a_deleted_journal_is_said_where_a_run_goes_on(tmp_path: Path):
     assert "2 of the 4 steps behind global_step_4 (2 to 3)" in note
 
 
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("name", ["run.db", "evaluations.db", "metrics.jsonl"])
+@pytest.mark.parametrize("damage", [cut, lambda file: file.write_bytes(b"\xff\x00 overwritten\n" * 300)])
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_damaged_record_is_named_before_anything_is_loaded(name: str, damage, saved: bool, tmp_path: Path):
+    """And what the sentence says to do works. Red while a damaged `run.db` ended in an error of SQLite's, and damaged
+    evaluations in the middle of the run."""
+    path = begun(tmp_path, 2)
+    with Journal(path / "evaluations.db") as journal:
+        journal.add(Group(id="before/held-out/sampled/t", task=Task(id="t", index=0, row={}), rollouts=(), version=0))
+    if not saved:
+        for pointer in ("latest", "global_step_2"):
+            (path / pointer).rename(tmp_path / pointer)
+    damage(path / name)
+    if name == "metrics.jsonl" and damage is cut:
+        (path / name).write_text('{"step": 1}\n{"st\n{"step": 2}\n')
+    before = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file() and file.suffix != ".lock"}
+    with pytest.raises(
+        ConfigError, match=rf"'one' cannot go on: .*{name}.*Restore it .* or move {name} out of"
+    ) as said:
+        opened(settings(tmp_path))
+    assert "\n" not in str(said.value)
+    assert {file: (path / file).read_bytes() for file in before} == before
+    (path / name).rename(tmp_path / name)
+    if saved:
+        directory = opened(settings(tmp_path))
+        assert directory.checkpoint == step_directory(path, 2)
+
+
+def test_an_empty_record_is_said(tmp_path: Path):
+    """A journal that is, after steps were trained, cannot be restored from nothing: that is asked about."""
+    path = begun(tmp_path, 2)
+    for name in ("evaluations.db", "metrics.jsonl"):
+        (path / name).write_bytes(b"")
+    assert [note.partition(":")[0] for note in opened(settings(tmp_path)).notes] == [
+        "evaluations.db is empty",
+        "metrics.jsonl is empty",
+    ]
+    (path / "run.db").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"run\.db is empty, though steps were trained\. Restore it"):
+        opened(settings(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["run.db", "summary.json", "report.html"])
+def test_a_folder_in_the_place_of_a_file_is_named(name: str, tmp_path: Path):
+    """Red while a folder `summary.json` ended the run in a traceback, after all its steps."""
+    path = begun(tmp_path, 2)
+    (path / name).unlink(missing_ok=True)
+    (path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"{name} is a folder, where the run has a file: move it"):
+        opened(settings(tmp_path))
+
+
 def test_a_run_that_trained_no_step_is_begun_anew(tmp_path: Path):
     """A check that failed, an evaluation before: nothing to lose."""
     path = run_directory(tmp_path)
@@ -314,6 +371,25 @@ def test_a_directory_is_held_while_it_is_open(tmp_path: Path):
     with pytest.raises(ConfigError, match="'one' is in use"):
         twice()
     assert opened(settings(tmp_path)).checkpoint is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("no room"), ConfigError("does not fit")])
+def test_whatever_ends_a_run_in_its_directory_is_noted_there_and_a_refused_start_is_not(
+    tmp_path: Path, error: BaseException
+):
+    """Before the first step too: a model that cannot be loaded, a check that failed, Ctrl-C. Red when only the loop
+    writes it, or when a process that may not have the directory writes into it."""
+    with pytest.raises(type(error)), open_run_directory(settings(tmp_path), None, NOTHING) as directory:
+        raise error
+    noted = read_ended(directory.path)
+    assert noted is not None
+    assert noted.kind == type(error).__name__
+    run_directory(tmp_path, 1)
+    with pytest.raises(ConfigError, match="group_size: 8 -> 3"):
+        opened(settings(tmp_path, algorithm__group_size=3))
+    assert read_ended(directory.path) == noted
+    opened(settings(tmp_path))
+    assert read_ended(directory.path) is None
 
 
 def test_runs_of_the_same_second_get_names_of_their_own(tmp_path: Path):
@@ -349,7 +425,7 @@ def test_another_run_under_the_same_name_is_refused_with_both_values(changed, sa
     with pytest.raises(ConfigError) as refused:
         opened(settings(tmp_path, **changed))
     assert said in str(refused.value)
-    assert "choose another experiment_name" in str(refused.value)
+    assert "choose another name (`name`, or experiment_name in Python)" in str(refused.value)
     assert {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()} == before
 
 

@@ -68,11 +68,12 @@ def test_a_lock_is_no_damage(journal: Path) -> None:
     def read(writer: sqlite3.Connection) -> None:
         with reading.reading(journal) as reader:
             reader.execute("PRAGMA busy_timeout = 0")
-            writer.execute("BEGIN EXCLUSIVE")
+            writer.execute("PRAGMA locking_mode = EXCLUSIVE")
+            writer.execute("BEGIN IMMEDIATE")
             reader.execute("SELECT * FROM steps").fetchall()
 
     with closing(sqlite3.connect(journal)) as writer:
-        writer.execute("PRAGMA journal_mode = DELETE")
+        writer.execute("SELECT * FROM steps").fetchall()  # its log and shared memory are there
         with pytest.raises(JournalError, match=r"^cannot read .*: database is locked$"):
             read(writer)
 

@@ -14,7 +14,8 @@ import pytest
 from rich.text import Text
 
 from sharpen.monitor.display import Display, StepReport
-from sharpen.monitor.live import LiveBlock, can_redraw, columns_of
+from sharpen.monitor.live import LiveBlock, can_redraw
+from sharpen.screen import columns_of
 
 
 class Screen(io.StringIO):

@@ -29,13 +29,16 @@ def report(number: int, *parts: float) -> StepReport:
     return StepReport(step=number, reward=0.5, tokens_per_s=12345.0, seconds=2.0, flat="128/128", spent=shares)
 
 
-def test_a_log_tells_it_with_the_first_step_and_when_it_has_changed():
+def test_a_log_tells_it_with_the_first_step_and_at_most_every_ten_when_it_has_changed():
     stream = io.StringIO()
-    display = Display(4, stream)
+    display = Display(14, stream)
     display.step(report(1, 0.6, 0.1, 0.25, 0.05))
-    display.step(report(2, 0.55, 0.1, 0.3, 0.05))
-    display.step(report(3, 0.5, 0.1, 0.36, 0.04))
-    display.step(report(4))
+    display.step(report(2, 0.1, 0.6, 0.25, 0.05))
+    display.step(report(10, 0.1, 0.6, 0.25, 0.05))
+    display.step(report(11, 0.55, 0.1, 0.3, 0.05))
+    display.step(report(12, 0.5, 0.1, 0.36, 0.04))
+    display.step(report(13, 0.1, 0.6, 0.25, 0.05))
+    display.step(report(14))
     lines = [line for line in stream.getvalue().splitlines() if "time" in line]
     assert lines == [
         "  time: generating 60%, waiting 10%, training 25%, syncing 5%; 12,345 tokens/s",

@@ -1,7 +1,6 @@
 """What a plan is made for: the time that was measured, lengths, devices."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ def a_run(folder: Path, config: Any, seconds: float | None, *, age: int, hardwar
     if seconds is not None:
         content["measured"] = {"step_s": seconds, "num_steps": 3}
     (folder / "plan.json").write_text(json.dumps(content))
-    os.utime(folder / "plan.json", (1e9 - age, 1e9 - age))
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 3, "time": 1e9 - age}) + "\n")
     return folder
 
 

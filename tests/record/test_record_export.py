@@ -30,10 +30,11 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["all.jsonl", "all.parquet"])
-def test_rollouts_are_read_by_datasets(run, tmp_path, name):
+def test_rollouts_are_read_by_datasets(run, tmp_path, name, capsys):
     """One table, though a content is text here and parts there."""
     path = tmp_path / name
     assert main(["export", str(run), "--for", "datasets", "--to", str(path)]) == 0
+    assert "rows by reward: 1 of 1, 1 without one" in capsys.readouterr().out
     kind = "parquet" if name.endswith("parquet") else "json"
     rows = datasets.load_dataset(kind, data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
     first, second = rows.to_list()

@@ -1,6 +1,7 @@
 """From a record to SFT and DPO: which answers are taught, which rollouts are compared, and that both run."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,7 +172,8 @@ def test_what_is_taught_are_the_ids_that_were_recorded(recording, tmp_path, toy_
 @pytest.mark.parametrize(("algorithm", "num_rows"), [("sft", 4), ("dpo", 2)])
 def test_a_record_trains(recording, tmp_path, toy_model_dir, algorithm, num_rows, capsys):
     rows, config = tmp_path / "rows.jsonl", tmp_path / "run.yaml"
-    assert main(["export", str(recording), "--for", algorithm, "--to", str(rows)]) == DONE
+    floor = ["--min-reward", "0"] if algorithm == "sft" else []
+    assert main(["export", str(recording), "--for", algorithm, "--to", str(rows), *floor]) == DONE
     assert f"{num_rows} rows" in capsys.readouterr().out
     config.write_text(
         f"checkpoint_root_dir: {tmp_path / 'runs'}\nname: taught\n"
@@ -184,11 +186,55 @@ def test_a_record_trains(recording, tmp_path, toy_model_dir, algorithm, num_rows
     assert json.loads(summary.read_text())["steps"] == 1
 
 
+def test_failures_are_not_taught_beside_successes_without_a_word(recording, tmp_path, capsys):
+    """Red while `--for sft` wrote them all: of a run, 1,493 of 2,560 rows had reward 0."""
+    words = ["export", str(recording), "--for", "sft", "--to", str(tmp_path / "rows.jsonl")]
+    assert main(words) == BAD_INPUT
+    said = capsys.readouterr().err
+    assert "differ in reward (4 of 0, 4 of 1)" in said
+    assert not (tmp_path / "rows.jsonl").exists()
+    floors = re.findall(r"--min-reward=\S+", said)
+    for floor, num_rows, counts in zip(floors, (2, 4), ("4 of 1", "4 of 0, 4 of 1"), strict=True):
+        (tmp_path / "rows.jsonl").unlink(missing_ok=True)
+        assert main([*words, floor]) == DONE
+        out = capsys.readouterr().out
+        assert f"{num_rows} rows for sft" in out
+        assert f"answers by reward: {counts}\n" in out
+    (tmp_path / "rows.jsonl").unlink()
+    assert main([*words, "--min-reward", "0", "--json"]) == DONE
+    assert json.loads(capsys.readouterr().out)["rewards"] == {"min": 0.0, "max": 1.0, "without": 0}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "own", "code", "counts"),
+    [
+        ((0.5, 0.5), {}, DONE, "2 of 0.5"),
+        ((None, None), {}, DONE, "2 without one"),
+        ((1.0, None), {}, DONE, "1 of 1, 1 without one"),
+        ((-1e-7, 2 / 3), {}, BAD_INPUT, "1 of -1e-07, 1 of 0.666667"),
+        ((1.0, 1.0), {0: 0.25}, BAD_INPUT, "1 of 0.25, 1 of 1"),
+        (tuple(n / 8 for n in range(8)), {}, BAD_INPUT, "8 from 0 to 0.875"),
+    ],
+)
+def test_rewards_are_counted_before_they_are_taught(tmp_path, capsys, rewards, own, code, counts):
+    """A call's own reward counts where it has one."""
+    with Journal(tmp_path / "run.db") as journal:
+        for number, reward in enumerate(rewards):
+            made = call(0, [user(f"question {number}")], "answer")
+            journal.add(group(made, reward=reward, id_=str(number), call_rewards={} if number else own))
+    assert main(["export", str(tmp_path), "--for", "sft", "--to", str(tmp_path / "rows.jsonl")]) == code
+    written = capsys.readouterr()
+    assert counts in (written.out if code == DONE else written.err)
+    if code == BAD_INPUT:  # what it says to do is to the last digit
+        best = re.findall(r"--min-reward=\S+", written.err)[0]
+        assert main(["export", str(tmp_path), "--for", "sft", "--to", str(tmp_path / "rows.jsonl"), best]) == DONE
+
+
 def test_an_export_overwrites_nothing_and_is_never_empty(recording, tmp_path, capsys):
     there = tmp_path / "rows.jsonl"
     there.write_text("mine")
     for options, named in (
-        (["--for", "sft", "--to", str(there)], str(there)),
+        (["--for", "sft", "--to", str(there), "--min-reward", "1"], str(there)),
         (["--for", "sft", "--to", str(tmp_path / "x"), "--min-reward", "2"], "4 rollouts"),
         (["--for", "dpo", "--to", str(tmp_path / "x"), "--min-reward", "1"], "--min-reward"),
     ):

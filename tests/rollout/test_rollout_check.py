@@ -8,7 +8,7 @@ import pytest
 from scripted_serving import make_call, make_task
 
 from sharpen.config.public import TunerModelConfig
-from sharpen.rollout.check import check_groups
+from sharpen.rollout.check import UNCALLED, check_groups, differing
 from sharpen.types import Call, Group, Outcome, Rollout, Sampling
 
 MODEL = TunerModelConfig(model_path="m", max_model_len=64)
@@ -129,3 +129,33 @@ def test_the_best_and_the_worst_try_can_be_read() -> None:
     assert report.to_json()["worst"]["reward"] == 0.25
     failed = check_groups([group(0, rollout(0, 0, Outcome.WORKFLOW_ERROR))], model=MODEL)
     assert (failed.best, failed.worst) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ([rollout(0, n, float(n % 2), calls=()) for n in range(4)], "0 of 1 tasks with differing rewards"),
+        ([rollout(0, n, Outcome.TIMEOUT) for n in range(4)], "0 of 1 tasks with differing rewards"),
+        ([rollout(0, 0, 1.0), rollout(0, 1, Outcome.TIMEOUT)], "0 of 1 tasks with differing rewards"),
+        ([rollout(0, 0, 1.0), rollout(0, 1, 1.0), rollout(0, 2, 0.0, calls=())], "0 of 1 tasks with differing rewards"),
+        ([rollout(0, 0, 0.1 + 0.2), rollout(0, 1, 0.3)], "0 of 1 tasks with differing rewards"),
+        ([rollout(0, 0, 0.3), rollout(0, 1, 0.3 + 1e-6)], "1 of 1 tasks with differing rewards"),
+        ([rollout(0, 0, 1.0)], "1 tasks with one rollout each"),
+    ],
+)
+def test_only_tasks_whose_answered_rewards_differ_are_counted(members: list[Rollout], said: str) -> None:
+    """Red when tasks that are not flat count as differing: those of failures, of one reward, of calls never made, of
+    rounding all did."""
+    report = check_groups([group(0, *members)])
+    assert said in differing(report.statistics)
+    assert said in " ".join(" ".join(report.lines()).split()) or "rewards     none" in report.lines()
+    assert report.has_signal == said.startswith("1 of")
+
+
+def test_a_check_in_which_no_rollout_called_the_model_says_so_and_not_more() -> None:
+    report = check_groups([group(0, *(rollout(0, n, float(n % 2), calls=()) for n in range(4)))])
+    assert (report.uncalled, report.ready, report.findings) == (True, False, (UNCALLED,))
+    some = check_groups([group(0, rollout(0, 0, 1.0), rollout(0, 1, 0.0), rollout(0, 2, 1.0, calls=()))])
+    assert not some.uncalled
+    assert "1 of 3 rollouts made no model call" in some.findings[0]
+    assert not check_groups([group(0, rollout(0, 0, Outcome.TIMEOUT, calls=()))]).uncalled, "it may call it next time"

@@ -10,6 +10,8 @@ from sharpen.errors import ConfigError, DatasetError, ModelError
 
 
 async def workflow(task, model):
+    messages = [{"role": "user", "content": task["question"]}]
+    await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=1)
     return WorkflowOutput(reward=1.0)
 
 
@@ -156,7 +158,7 @@ def test_every_reward_the_same_stops_where_asked(arguments):
     from sharpen.errors import NoSignalError
 
     arguments["settings"] |= {"check.stop_without_signal": True, "evaluation.before_and_after": False}
-    with pytest.raises(NoSignalError, match="every reward was the same"):
+    with pytest.raises(NoSignalError, match="in no task did the rewards of answered rollouts differ"):
         tune(**arguments)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from sharpen.config.public import DatasetConfig
 from sharpen.errors import DatasetError
-from sharpen.tasks.source import MissingFieldError, load_tasks, read_rows
+from sharpen.tasks.source import MissingFieldError, TaskTable, load_tasks, read_rows
 
 ROWS = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(5)]
 
@@ -132,13 +132,17 @@ def test_a_row_is_a_plain_dict_that_names_its_fields(folder: Path) -> None:
         ({"path": "header.csv"}, "is empty"),
         ({"path": "broken.jsonl"}, "cannot be loaded"),
         ({"path": "notes.txt"}, "use one of .jsonl, .json, .parquet, .csv"),
-        ({"path": "nothing"}, "cannot be loaded"),
+        ({"path": "formats", "split": "train"}, "has splits of different formats: give the path of one file"),
+        ({"path": "nothing"}, "has no files that can be read"),
     ],
 )
 def test_bad_datasets_get_one_sentence(folder: Path, arguments: dict[str, str], message: str) -> None:
     root = folder.parent
     (root / "empty.jsonl").touch()
     (root / "nothing").mkdir()
+    (root / "formats").mkdir()
+    (root / "formats" / "train.jsonl").write_bytes(WHOLE["jsonl"])
+    (root / "formats" / "test.csv").write_bytes(WHOLE["csv"])
     (root / "header.csv").write_text("question,answer\n")
     (root / "broken.jsonl").write_text('{"question": \n')
     (root / "notes.txt").write_text("hello")
@@ -149,6 +153,98 @@ def test_bad_datasets_get_one_sentence(folder: Path, arguments: dict[str, str], 
     assert "\n" not in str(caught.value)
     with pytest.raises(DatasetError):
         list(read_rows(config))
+
+
+def parquet(num_rows: int) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    written = pyarrow.BufferOutputStream()
+    table = pyarrow.table({key: pyarrow.array([row[key] for row in ROWS[:num_rows]], "string") for key in ROWS[0]})
+    pyarrow.parquet.write_table(table, written)
+    return written.getvalue().to_pybytes()
+
+
+WHOLE = {
+    "jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode(),
+    "json": json.dumps(ROWS).encode(),
+    "csv": b"question,answer\n1,2\n",
+    "parquet": parquet(5),
+}
+EMPTY = [
+    *(("jsonl", b""), ("jsonl", b"\n  \n\n"), ("jsonl", b"\xef\xbb\xbf"), ("json", b""), ("json", b"[]"), ("csv", b"")),
+    *(("csv", b"\n\n"), ("csv", b"question,answer\n"), ("parquet", b""), ("parquet", parquet(0))),
+]
+BROKEN = [
+    ("jsonl", bytes(range(256))),
+    ("jsonl", WHOLE["jsonl"][:-10]),
+    ("json", WHOLE["json"][:20]),
+    ("csv", b"a,b\n1,2\n1,2,3\n"),
+    ("parquet", parquet(5)[:60]),
+]
+
+
+@pytest.mark.parametrize(("kind", "body"), [*EMPTY, *BROKEN, ("jsonl", b'{"other": 1}\n')])
+def test_a_sibling_split_does_not_matter(tmp_path: Path, kind: str, body: bytes) -> None:
+    """Red while every split of a folder was read: an empty `test.jsonl` made "train" empty."""
+    (tmp_path / f"train.{kind}").write_bytes(WHOLE[kind])
+    (tmp_path / f"test.{kind}").write_bytes(body)
+    config = DatasetConfig(path=str(tmp_path), split="train")
+    assert len(load_tasks(config)) == len(list(read_rows(config))) == (1 if kind == "csv" else 5)
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "body", "words"),
+    [*((*one, "is empty") for one in EMPTY), *((*one, "cannot be") for one in BROKEN)],
+)
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, kind: str, body: bytes, words: str, as_file: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Red while an empty `train.jsonl` ended in "StopIteration"."""
+    (tmp_path / f"train.{kind}").write_bytes(body)
+    (tmp_path / f"test.{kind}").write_bytes(WHOLE[kind])
+    config = DatasetConfig(path=str(tmp_path / f"train.{kind}" if as_file else tmp_path), split="train")
+    for read in (load_tasks, lambda config: list(read_rows(config))):
+        with pytest.raises(DatasetError) as caught:
+            read(config)
+        assert str(caught.value).count(str(tmp_path / f"train.{kind}")) == 1
+        assert words in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_file_of_a_split_in_parts_is_named(tmp_path: Path) -> None:
+    """And one of its files may be empty."""
+    parts = [tmp_path / "data" / f"train-0000{n}-of-00003.jsonl" for n in range(3)]
+    write_jsonl(parts[0], ROWS[:3])
+    parts[1].touch()
+    write_jsonl(parts[2], ROWS[3:])
+    config = DatasetConfig(path=str(tmp_path / "data"))
+    assert [dict(task.row) for task in load_tasks(config)] == list(read_rows(config)) == ROWS
+    parts[2].write_bytes(WHOLE["jsonl"][:-10])
+    with pytest.raises(DatasetError, match=r"train-00002-of-00003\.jsonl', cannot be loaded"):
+        load_tasks(config)
+
+
+def test_declared_features_and_notes_stay(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A card's features count for the split that is read; one without metadata is no reason for a message."""
+    (tmp_path / "train.jsonl").write_text('{"label": 1}\n')
+    (tmp_path / "test.jsonl").write_text('{"label"')
+    features = "[{name: label, dtype: {class_label: {names: {'0': bad, '1': good}}}}]"
+    (tmp_path / "README.md").write_text(f"---\ndataset_info:\n  features: {features}\n---\n")
+    tasks = load_tasks(DatasetConfig(path=str(tmp_path), split="train"))
+    assert isinstance(tasks, TaskTable)
+    assert tasks._rows.features["label"].names == ["bad", "good"]
+    (tmp_path / "README.md").write_text("# Notes\n")
+    assert len(load_tasks(DatasetConfig(path=str(tmp_path), split="train"))) == 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_splits_can_be_joined(folder: Path) -> None:
+    config = DatasetConfig(path=str(folder), split="test+train[:1]")
+    assert [dict(task.row) for task in load_tasks(config)] == list(read_rows(config)) == [*ROWS[:2], ROWS[0]]
+    with pytest.raises(DatasetError, match="has no split 'tain'; its splits are: train, test"):
+        load_tasks(DatasetConfig(path=str(folder), split="test+tain"))
 
 
 def test_local_data_never_touches_the_network(folder: Path) -> None:

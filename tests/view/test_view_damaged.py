@@ -14,7 +14,6 @@ from sharpen.errors import JournalError
 from sharpen.experience.reading import open_journal
 from sharpen.view.files import read_files
 from sharpen.view.folders import Folder, find_folders, state_of
-from sharpen.view.index import open_at_rest
 
 
 def cut_line(path):
@@ -176,9 +175,8 @@ def test_a_run_on_another_machine_is_at_work_while_it_writes(live):
 
 def test_a_journal_that_is_none_is_refused(tmp_path):
     (tmp_path / "run.db").write_text("no")
-    for open_ in (open_journal, open_at_rest):
-        with pytest.raises(JournalError, match=r"run\.db"):
-            open_(tmp_path / "run.db")
+    with pytest.raises(JournalError, match=r"run\.db"):
+        open_journal(tmp_path / "run.db")
 
 
 def test_the_table_of_runs_says_what_the_runs_page_says(copied, client):

@@ -1,18 +1,21 @@
 """Tasks, steps, comparisons: the numbers are those of the journal."""
 
+import contextlib
 import math
+import sqlite3
 from statistics import fmean, pstdev
 
 import pytest
 from shop_runs import Maker, RunSize, make_run
 
 from sharpen.experience.reading import read_groups
+from sharpen.monitor.intervals import student_quantile
 from sharpen.monitor.statistics import paired_difference
-from sharpen.several.spread import student_quantile
 from sharpen.view.data.compare import compare_page
 from sharpen.view.data.run import reward_margins, run_page
 from sharpen.view.data.tasks import step_page, task_page, tasks_page
 from sharpen.view.diagnoses import Diagnosis
+from sharpen.view.entries import TRAINING
 from sharpen.view.files import read_files
 from sharpen.view.folders import Folder
 
@@ -146,6 +149,28 @@ def test_the_band_of_the_reward_is_the_interval_of_its_mean_over_the_tasks(index
     reward = dict(zip(page.learning.training.steps, page.learning.training.values, strict=True))
     band = dict(zip(page.learning.training.steps, page.learning.training.low, strict=True))
     assert (band[2], band[3]) == (None, reward[3] - 0.25)
+
+
+class Groups:
+    """An index of nothing but groups: step, rollouts with a reward, their mean."""
+
+    def __init__(self, *rows: tuple[int, int, float]) -> None:
+        self._rows = rows
+
+    @contextlib.contextmanager
+    def reading(self):
+        with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+            connection.execute("CREATE TABLE groups (number, id, place, step, scored, mean)")
+            rows = [(number, str(number), TRAINING, *row) for number, row in enumerate(self._rows)]
+            connection.executemany("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)", rows)
+            yield connection
+
+
+def test_a_step_whose_tasks_all_do_alike_has_no_band():
+    """Red where step 2 has a band of width 0, as if its mean were known. By hand: 0.2 and 0.4, deviation 0.141421, half
+    width 12.706205 * 0.141421 / sqrt(2)."""
+    margins = reward_margins(Groups((1, 4, 0.2), (1, 4, 0.4), (2, 8, 0.3), (2, 4, 0.1 + 0.2), (3, 4, 1.0)))
+    assert margins == {1: pytest.approx(1.2706205)}
 
 
 def test_one_run_alone_is_no_comparison(run, client):

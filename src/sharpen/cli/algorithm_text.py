@@ -1,14 +1,14 @@
 """The text of `sharpen algorithms`: every algorithm with its parts, formulas, defaults and source.
 
-In: the presets. Out: a description of each, at most 100 columns wide; or only their names.
+In: the presets. Out: a description of each, as wide as the screen; or only their names.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import IO, Any
 
 from sharpen.algorithm.advantages import ADVANTAGES
@@ -19,8 +19,8 @@ from sharpen.algorithm.presets import PRESETS, Algorithm
 from sharpen.algorithm.resolve import as_trained
 from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm
 from sharpen.cli.arguments import say
+from sharpen.screen import fitted, text_width
 
-WIDTH = 100
 LABEL = 18
 """Columns of a label."""
 
@@ -32,14 +32,15 @@ def print_algorithms(*, names_only: bool, out: IO[str] | None = None) -> None:
         for name in (*PRESETS, *SUPERVISED):
             say(name, file=out)
         return
+    wrap = partial(_wrapped, text_width(out))
     for algorithm in PRESETS.values():
-        say("\n".join((*describe(as_trained(algorithm)), "")), file=out)
+        say("\n".join((*map(wrap, describe(as_trained(algorithm))), "")), file=out)
     for supervised in SUPERVISED.values():
-        say("\n".join((*describe_supervised(supervised), "")), file=out)
-    say(_wrapped("loss.advantage", ", ".join(ADVANTAGES)), file=out)
-    say(_wrapped("loss.policy_loss", ", ".join(POLICY_LOSSES)), file=out)
+        say("\n".join((*map(wrap, describe_supervised(supervised)), "")), file=out)
+    say(wrap(_labelled("loss.advantage", ", ".join(ADVANTAGES))), file=out)
+    say(wrap(_labelled("loss.policy_loss", ", ".join(POLICY_LOSSES))), file=out)
     for name, correction in CORRECTIONS.items():
-        say(_wrapped("loss.behaviour", f"{name}: {correction.formula}"), file=out)
+        say(wrap(_labelled("loss.behaviour", f"{name}: {correction.formula}")), file=out)
 
 
 def algorithms_json() -> dict[str, dict[str, str]]:
@@ -53,28 +54,28 @@ def algorithms_json() -> dict[str, dict[str, str]]:
 
 def _part(text: str) -> tuple[str, str]:
     """Take a described part apart again, into its label and its text."""
-    return text[:LABEL].strip(), " ".join(text[LABEL:].split())
+    return text[:LABEL].strip(), text[LABEL:]
 
 
 def describe_supervised(algorithm: SupervisedAlgorithm) -> Iterator[str]:
     """Yield the lines of an algorithm that learns without rollouts."""
     arguments = ", ".join(f"{name} {value}" for name, value in algorithm.pair_loss_args.items())
     yield algorithm.name
-    yield _wrapped("  learns from", algorithm.data)
-    yield _wrapped("  loss", algorithm.formula + (f" ({arguments})" if arguments else ""))
-    yield _wrapped("  terms", "mean over pairs" if algorithm.pair_loss else algorithm.aggregation)
-    yield _wrapped("  source", algorithm.source)
+    yield _labelled("  learns from", algorithm.data)
+    yield _labelled("  loss", algorithm.formula + (f" ({arguments})" if arguments else ""))
+    yield _labelled("  terms", "mean over pairs" if algorithm.pair_loss else algorithm.aggregation)
+    yield _labelled("  source", algorithm.source)
 
 
 def describe(algorithm: Algorithm) -> Iterator[str]:
     """Yield the lines of an algorithm."""
     advantage, loss = ADVANTAGES[algorithm.advantage], POLICY_LOSSES[algorithm.policy_loss]
     yield algorithm.name
-    yield _wrapped(
+    yield _labelled(
         "  advantage",
         f"{algorithm.advantage}: {advantage.formula}{_arguments(advantage.configured, algorithm.advantage_args)}",
     )
-    yield _wrapped(
+    yield _labelled(
         "  policy loss",
         f"{algorithm.policy_loss}: {loss.formula}{_arguments(loss.configured, algorithm.policy_loss_args)}",
     )
@@ -82,17 +83,17 @@ def describe(algorithm: Algorithm) -> Iterator[str]:
     entropy = f"entropy bonus x {algorithm.entropy_coef:g}" if algorithm.needs_entropy else "no entropy term"
     action = f"replaced (up to {algorithm.max_refill:g} x the batch)" if algorithm.max_refill else "dropped"
     threshold = "" if algorithm.std_threshold is None else f", groups with std <= {algorithm.std_threshold:g} {action}"
-    yield _wrapped("  terms", f"{kl}, {entropy}, {algorithm.aggregation}{threshold}")
+    yield _labelled("  terms", f"{kl}, {entropy}, {algorithm.aggregation}{threshold}")
     if algorithm.expert is not None:
-        yield _wrapped("  expert", f"{algorithm.expert.formula} (mu {algorithm.expert.mu:g})")
+        yield _labelled("  expert", f"{algorithm.expert.formula} (mu {algorithm.expert.mu:g})")
     if algorithm.distill is not None:
-        yield _wrapped("  distillation", _distillation(algorithm.distill))
+        yield _labelled("  distillation", _distillation(algorithm.distill))
     if algorithm.behaviour != "none":
         bounds = {"behaviour_low": algorithm.behaviour_low, "behaviour_high": algorithm.behaviour_high}
         shown = ", ".join(f"{name} {value:g}" for name, value in bounds.items() if value is not None)
         formula = CORRECTIONS[algorithm.behaviour].formula
-        yield _wrapped("  behaviour", f"{algorithm.behaviour}: {formula}{shown and f' ({shown})'}")
-    yield _wrapped("  source", algorithm.source)
+        yield _labelled("  behaviour", f"{algorithm.behaviour}: {formula}{shown and f' ({shown})'}")
+    yield _labelled("  source", algorithm.source)
 
 
 def _distillation(distill: Distill) -> str:
@@ -108,5 +109,9 @@ def _arguments(function: Any, configured: Mapping[str, Any]) -> str:
     return f" ({shown})" if shown else ""
 
 
-def _wrapped(label: str, text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=f"{label:<{LABEL}}", subsequent_indent=" " * LABEL)
+def _labelled(label: str, text: str) -> str:
+    return f"{label:<{LABEL}}{text}"
+
+
+def _wrapped(width: int, line: str) -> str:
+    return "\n".join(fitted(line, width, hanging=LABEL))

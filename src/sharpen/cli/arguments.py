@@ -70,11 +70,13 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def say(line: object = "", *, file: IO[str] | None = None, end: str = "\n") -> None:
-    """Print a line that may hold text of a run: control characters, which would command the terminal, become
-    visible."""
+    """Print a line, on a terminal as lines that fit it. It may hold text of a run: control characters, which would
+    command the terminal, become visible."""
+    from sharpen.screen import shown
     from sharpen.transcript import clean
 
-    print(clean(str(line)), file=file or sys.stdout, end=end, flush=True)
+    file = file or sys.stdout
+    print(shown(clean(str(line)), file), file=file, end=end, flush=True)
 
 
 def print_json(value: Any, out: IO[str] | None = None) -> None:

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from sharpen.cli.arguments import add_json, add_run, print_json, run_of, say
+from sharpen.screen import PLAIN, command_lines, fitted, text_width
 
 if TYPE_CHECKING:
     from sharpen.diagnose.data import RolloutRunData
     from sharpen.diagnose.finding import Finding
     from sharpen.diagnose.rows import RowRunData
 
-WIDTH = 100
 _INDENT = " " * 4
 
 
@@ -40,13 +39,15 @@ def run_diagnose(arguments: argparse.Namespace, out: IO[str] | None = None) -> i
     if arguments.json:
         print_json({"run_dir": str(run_dir), "findings": [asdict(finding) for finding in findings]}, out)
         return 0
-    for line in lines(run_dir, data, findings):
+    for line in lines(run_dir, data, findings, text_width(out)):
         say(line, file=out)
     return 0
 
 
-def lines(run_dir: Path, data: RolloutRunData | RowRunData, findings: tuple[Finding, ...]) -> Iterator[str]:
-    """Yield the report, at most 100 columns wide (except for longer ids)."""
+def lines(
+    run_dir: Path, data: RolloutRunData | RowRunData, findings: tuple[Finding, ...], width: int = PLAIN
+) -> Iterator[str]:
+    """Yield the report, at most `width` columns wide (except for longer ids)."""
     from sharpen.diagnose.rows import RowRunData
 
     learns_from_rows = isinstance(data, RowRunData)
@@ -56,15 +57,15 @@ def lines(run_dir: Path, data: RolloutRunData | RowRunData, findings: tuple[Find
     for number, finding in enumerate(findings, 1):
         yield ""
         yield f"{number}. {finding.name}"
-        yield from _wrapped(finding.what)
-        yield from _wrapped("; ".join(f"{name}: {value:.4g}" for name, value in finding.evidence.items()))
-        yield from (line for quote in finding.quotes for line in _wrapped(f'"{quote}"'))
+        yield from _wrapped(finding.what, width)
+        yield from _wrapped("; ".join(f"{name}: {value:.4g}" for name, value in finding.evidence.items()), width)
+        yield from (line for quote in finding.quotes for line in _wrapped(f'"{quote}"', width))
         if finding.examples:
-            yield from _wrapped(f"see: {', '.join(finding.examples)}")
-        yield from _wrapped(f"-> {finding.advice}")
+            yield from _wrapped(f"see: {', '.join(finding.examples)}", width)
+        yield from _wrapped(f"-> {finding.advice}", width)
     if any("/" in example for finding in findings for example in finding.examples):
         yield ""
-        yield f"read a rollout:  sharpen show {run_dir} --rollout ID"
+        yield from command_lines("read a rollout:  ", f"sharpen show {run_dir} --rollout ID", width)
 
 
 def _reward_lines(run_dir: Path, data: RolloutRunData) -> Iterator[str]:
@@ -104,12 +105,5 @@ def _loss_lines(data: RowRunData) -> Iterator[str]:
         yield f"held-out loss {before:.4g} -> {after:.4g}, lowest {best:.4g} after step {best_step}"
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=_INDENT,
-        subsequent_indent=_INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _wrapped(text: str, width: int) -> list[str]:
+    return fitted(f"{_INDENT}{' '.join(text.split())}", width, hanging=len(_INDENT))

@@ -1,6 +1,6 @@
 """`sharpen explain`: every resolved value of a configuration, and its origin.
 
-In: a `ResolvedConfig`. Out: a table on a terminal, at most 100 columns wide; elsewhere one line for each setting, for
+In: a `ResolvedConfig`. Out: a table on a terminal, as wide as it; elsewhere one line for each setting, for
 searching. For settings that are not given it shows the effective value and its origin (`effective`). Overrides, notices
 and the formats of a model that is here follow at the end, and the reason if the run would be refused.
 """
@@ -16,11 +16,11 @@ from typing import IO, TYPE_CHECKING, Any
 from sharpen.cli.arguments import add_config, add_json, print_json, resolve_config, say
 from sharpen.cli.page import open_console, print_wrapped
 from sharpen.errors import ConfigError, ModelError
+from sharpen.screen import text_width
 
 if TYPE_CHECKING:
     from sharpen.config.load import ResolvedConfig
 
-WIDTH = 100
 Row = tuple[str, str, str]
 """Name within the section, value as in YAML, origin."""
 
@@ -123,8 +123,7 @@ def _print_table(sections: dict[str, list[Row]], file: str, out: IO[str]) -> Non
 
     from sharpen.transcript import clean
 
-    console = Console(file=out)
-    console.width = min(console.width, WIDTH)
+    console = Console(file=out, width=text_width(out))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("setting", overflow="fold", max_width=25)
     table.add_column("value", overflow="fold", max_width=20)

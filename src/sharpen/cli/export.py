@@ -7,6 +7,7 @@ In: a recording or a run. Out: a JSONL or Parquet file and what was left out; a 
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
     from sharpen.record.rollouts import Opinion
+    from sharpen.record.rows import LeftOut
 
 PURPOSES: Mapping[str, str] = {
     "sft": "rows for algorithm_type sft",
@@ -39,7 +41,12 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", required=True, metavar="FILE", help="the file to write (.jsonl, .parquet, .gguf); hub: owner/name"
     )
-    parser.add_argument("--min-reward", type=number, metavar="R", help="sft: only rollouts with at least this reward")
+    parser.add_argument(
+        "--min-reward",
+        type=number,
+        metavar="R",
+        help="sft: only rollouts with at least this reward (required if they differ, since sft learns every answer)",
+    )
     add_json(parser)
 
 
@@ -57,7 +64,7 @@ def run_export(arguments: argparse.Namespace) -> int:
 def _export_rows(arguments: argparse.Namespace, run_dir: Path) -> int:
     from sharpen.experience.reading import read_groups
     from sharpen.record.rollouts import rollout_rows, write_rows
-    from sharpen.record.rows import LeftOut, dpo_rows, sft_rows
+    from sharpen.record.rows import LeftOut, by_reward, dpo_rows, sft_rows
 
     journal, path = run_dir / "run.db", Path(arguments.to)
     if not journal.exists():
@@ -66,6 +73,8 @@ def _export_rows(arguments: argparse.Namespace, run_dir: Path) -> int:
     rows: list[dict[str, Any]]
     if arguments.purpose == "sft":
         rows = list(sft_rows(groups, arguments.min_reward, left_out))
+        if arguments.min_reward is None:
+            _check_alike(left_out)
     elif arguments.purpose == "dpo":
         rows = list(dpo_rows(groups, left_out))
     else:
@@ -76,13 +85,36 @@ def _export_rows(arguments: argparse.Namespace, run_dir: Path) -> int:
         write_rows(path, rows)
     except OSError as error:
         raise ConfigError(f"--to {path} cannot be written: {error.strerror}") from error
+    rewards = Counter(row["reward"] for row in rows) if arguments.purpose == "datasets" else left_out.taught
+    least, most = _range(rewards)
     if arguments.json:
-        print_json({"rows": len(rows), "file": str(path), "left_out": list(left_out.lines())})
+        found = {"min": least, "max": most, "without": rewards[None]}
+        print_json({"rows": len(rows), "file": str(path), "rewards": found, "left_out": list(left_out.lines())})
         return 0
     say(f"{len(rows)} rows for {arguments.purpose} in {path}")
+    if arguments.purpose != "dpo":  # whose rows have a higher reward and a lower one
+        say(f"{'rows' if arguments.purpose == 'datasets' else 'answers'} by reward: {by_reward(rewards)}")
     for line in left_out.lines():
         say(line)
     return 0
+
+
+def _range(rewards: Mapping[float | None, int]) -> tuple[float | None, float | None]:
+    known = [reward for reward in rewards if reward is not None]
+    return min(known, default=None), max(known, default=None)
+
+
+def _check_alike(left_out: LeftOut) -> None:
+    """Raise `ConfigError` if answers of different rewards would be taught alike, and nobody asked for it."""
+    from sharpen.record.rows import by_reward
+
+    least, most = _range(left_out.taught)
+    if least != most:
+        raise ConfigError(
+            f"the answers differ in reward ({by_reward(left_out.taught)}), and sft teaches every one as an example to "
+            f"follow: give the least that is good enough (--min-reward={most} for the best alone, --min-reward={least} "
+            "for all that have one)"
+        )
 
 
 def _opinions(run_dir: Path) -> dict[str, Opinion]:

@@ -7,9 +7,8 @@ narrower than 90 columns; what cannot be read is left empty.
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sharpen.cli.arguments import add_json, add_root, count, print_json, say
+from sharpen.monitor.ended import Ended
 
 NARROW = 90
 _HEADINGS = ("run", "state", "step", "algorithm", "held-out", "verdict", "written")
@@ -24,12 +24,14 @@ _HEADINGS = ("run", "state", "step", "algorithm", "held-out", "verdict", "writte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLine:
-    """What `ls` says about a run. `state` is `running`, `done` or `stopped`; `before` and `after` are held-out results
-    of the mode that decides (the loss of a run without rollouts); `written` is the Unix time of its last record."""
+    """What `ls` says about a run. `state` is `running`, `done`, `failed` or `stopped`; `error` is the first line of
+    what ended it early. `before` and `after` are held-out results of the mode that decides (the loss of a run without
+    rollouts); `written` is the Unix time of its last record."""
 
     name: str
     run_dir: Path
     state: str
+    error: str | None
     step: int | None
     model: str | None
     algorithm: str | None
@@ -49,6 +51,7 @@ def add_ls(parser: argparse.ArgumentParser) -> None:
 def run_ls(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
     """Print the runs below `--root`."""
     from sharpen.run.found import list_runs
+    from sharpen.screen import columns_of
 
     out = out or sys.stdout
     found = list_runs(arguments.root)
@@ -61,7 +64,7 @@ def run_ls(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
         return 0
     if len(found) > len(runs):
         say(f"the last {len(runs)} of {len(found)} runs (--limit N shows more)", file=out)
-    columns = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 1000
+    columns = columns_of(out) if out.isatty() else 1000
     for line in _table(runs, columns):
         say(line, file=out)
     return 0
@@ -69,27 +72,34 @@ def run_ls(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
 
 def describe_run(run_dir: Path) -> RunLine:
     """Read what a run directory says about itself."""
-    from sharpen.run.found import last_written
+    from sharpen.config.recorded import last_line, last_recorded
     from sharpen.run.lock import is_working
     from sharpen.view.files import read_json
 
     settings = {name: _object(found).get("value") for name, found in read_json(run_dir / "resolved.json")[0].items()}
     summary = read_json(run_dir / "summary.json")[0]
-    verdict = _object(summary.get("verdict"))
+    verdict, ended = _object(summary.get("verdict")), Ended.of(summary)
     mode = str(settings.get("evaluation.decided_by") or "sampled")
     working = is_working(run_dir)
     return RunLine(
         name=f"{run_dir.parent.name}/{run_dir.name}",
         run_dir=run_dir,
-        state="running" if working else "done" if verdict else "stopped",
-        step=_last_step(run_dir / "metrics.jsonl"),
+        state="running" if working else _state(ended, bool(verdict)),
+        error=None if working or ended is None else ended.line,
+        step=int(last["step"]) if (last := last_line(run_dir / "metrics.jsonl")) else None,
         model=_text(settings.get("model.model_path")),
         algorithm=_text(settings.get("algorithm.algorithm_type")),
         before=measured(summary, "before", mode),
         after=measured(summary, "after", mode),
         verdict=None if working else _text(verdict.get("kind")),
-        written=last_written(run_dir),
+        written=last_recorded(run_dir),
     )
+
+
+def _state(ended: Ended | None, judged: bool) -> str:
+    if ended is not None and not ended.interrupted:
+        return "failed"
+    return "done" if judged else "stopped"
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -99,24 +109,6 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _last_step(metrics: Path) -> int | None:
-    """Return the last step in `metrics.jsonl`, from its last 64 KiB."""
-    if not metrics.is_file():
-        return None
-    try:
-        with metrics.open("rb") as file:
-            file.seek(max(0, metrics.stat().st_size - 65_536))
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError, RecursionError):  # cut off by a kill, or by our own reading
-            continue
-    return None
 
 
 def measured(summary: Mapping[str, Any], when: str, mode: str) -> float | None:
@@ -132,12 +124,21 @@ def _table(runs: Sequence[RunLine], columns: int) -> Iterator[str]:
     rows = [_cells(run) for run in runs]
     widths = [max(len(row[column]) for row in (*rows, _HEADINGS)) for column in range(len(_HEADINGS))]
     if columns < max(NARROW, sum(widths) + 2 * len(widths) - 2):
-        for row in rows:
+        for run, row in zip(runs, rows, strict=True):
             yield row[0]
             yield "  " + "  ".join(filter(None, row[1:]))
+            yield from _why(run, columns)
         return
-    for row in (_HEADINGS, *rows):
+    for row, why in ((_HEADINGS, []), *((row, _why(run, columns)) for run, row in zip(runs, rows, strict=True))):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield from why
+
+
+def _why(run: RunLine, columns: int) -> list[str]:
+    """Return what ended a run, as a line below it."""
+    if run.error is None:
+        return []
+    return textwrap.wrap(run.error, columns, initial_indent="  ! ", subsequent_indent="    ", max_lines=2)
 
 
 def _cells(run: RunLine) -> tuple[str, ...]:

@@ -176,10 +176,11 @@ def _print_error(text: str) -> None:
     has gone, the exit code stays the same."""
     from sharpen.config.secrets import hide
     from sharpen.monitor.stream import LastingStream
+    from sharpen.screen import shown
     from sharpen.transcript import clean
 
     stderr = LastingStream(sys.stderr)
-    stderr.write(f"{clean(hide(text))}\n")
+    stderr.write(f"{shown(clean(hide(text)), stderr)}\n")
     stderr.flush()
 
 

@@ -1,7 +1,7 @@
 """Print a rollout: its messages by role, its tool calls, and the sampled tokens of each model call.
 
-In: a console, a rollout, the calls that carried loss. Out: text of at most 100 columns; sampled tokens are coloured by
-their probability, and dimmed if they carry no loss.
+In: a console, a rollout, the calls that carried loss. Out: text as wide as the screen; sampled tokens are
+coloured by their probability, and dimmed if they carry no loss.
 
 Shape suffix: S sampled tokens of a call.
 """
@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 from sharpen.cli.conversations import continued, conversations, relation
 from sharpen.errors import ImageError
 from sharpen.rollout.answers import TRIMMED
+from sharpen.screen import fitted, text_width
 from sharpen.transcript import Decode, clean, content_text, pieces
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from sharpen.experience.reading import TrainedCall
     from sharpen.types import Call, FloatArray, Rollout
 
-WIDTH = 100
 FOLDED_LINES = 12
 BANDS = ((0.9, "green"), (0.5, "cyan"), (0.1, "yellow"), (0.01, "dark_orange"), (0.0, "bold red"))
 """Least probability of a sampled token, and its colour."""
@@ -171,11 +171,12 @@ class Page:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         entropies_S = self._entropies.get(call.index)
         recorded = ["entropy"] if self._entropies else []
         for name in ("number", "token", "id", "logprob", *recorded, "version", "mask"):
-            table.add_column(name, justify="left" if name == "token" else "right", overflow="fold")
+            is_text = name == "token"
+            table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
         mask = int(call.index in self._trained)
         for start, end, piece in pieces(call.sampled_ids_S, self._decode):
             for place in range(start, end):
@@ -208,7 +209,7 @@ class Page:
         from rich.text import Text
 
         text = Text(clean(body), style) if isinstance(body, str) else body
-        for line in text.wrap(self._console, min(self._console.width, WIDTH) - 4, tab_size=4):
+        for line in text.wrap(self._console, self._console.width - 4, tab_size=4):
             line.rstrip()
             self._console.print(Text("    ").append_text(line), soft_wrap=True)
 
@@ -256,21 +257,17 @@ def _why_no_loss(call: Call) -> str:
 def open_console(out: IO[str]) -> Console:
     from rich.console import Console
 
+    width = text_width(out)
     if out.isatty():
-        console = Console(file=out, highlight=False)
-        console.width = min(console.width, WIDTH)
-        return console
-    return Console(file=out, highlight=False, width=WIDTH, force_terminal=False, color_system=None)
+        return Console(file=out, highlight=False, width=width)
+    return Console(file=out, highlight=False, width=width, force_terminal=False, color_system=None)
 
 
 def print_wrapped(console: Console, line: str, *, style: str = "", hanging: int = 2) -> None:
     from rich.text import Text
 
-    width = min(console.width, WIDTH)
-    parts = Text(clean(line), style).wrap(console, width - hanging) if len(line) > width else [Text(clean(line), style)]
-    for number, part in enumerate(parts):
-        part.rstrip()
-        console.print(Text(" " * hanging if number else "").append_text(part), soft_wrap=True)
+    for part in fitted(clean(line), console.width, hanging=hanging):
+        console.print(Text(part, style), soft_wrap=True)
 
 
 def _sizes(call: Call) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """`sharpen plan`: predict the memory of a run before anything starts, and compare a run with its plan.
 
-In: a configuration file and the devices it is for, or a run directory. Out: tables of 80 columns. The exit code is 0 if
-the run fits and 1 if it does not.
+In: a configuration file and the devices it is for, or a run directory. Out: tables of at most 80 columns. The exit code
+is 0 if the run fits and 1 if it does not.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from sharpen.cli.arguments import add_json, add_root, add_set, add_stage, print_json, say
 from sharpen.errors import ConfigError
+from sharpen.screen import fitted, text_width
 
 if TYPE_CHECKING:
     from sharpen.config.run import RunConfig
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sharpen.recipe import EngineType
 
 WIDTH = 80
+"""Columns of the tables, where the screen has as many."""
 _GIB = 2**30
 
 
@@ -59,7 +60,7 @@ def run_plan(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
     if arguments.json:
         print_json({**plan.to_json(), "suggestion": _plain_settings(plan)}, out)
         return 0 if plan.fits else 1
-    for line in plan_lines(plan):
+    for line in plan_lines(plan, min(WIDTH, text_width(out))):
         say(line, file=out)
     return 0 if plan.fits else 1
 
@@ -120,8 +121,8 @@ def _workload(arguments: argparse.Namespace, config: RunConfig) -> Workload:
     return workload
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
-    """Yield the plan as text."""
+def plan_lines(plan: Plan, width: int = WIDTH) -> Iterator[str]:
+    """Yield the plan as text, `width` columns wide."""
     from sharpen.execution.model_formats import local_formats
     from sharpen.plan.predict import assumptions
 
@@ -129,26 +130,27 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     devices = f"{hardware.count} x {hardware.name}" if hardware.kind == "cuda" else hardware.name
     yield from _wrapped(
         f"{config.algorithm.algorithm_type} with {config.model.model_path} ({sizes.parameters:,} parameters) on "
-        f"{devices}, {_gib(hardware.memory_bytes)} GiB{' free' if hardware.kind == 'cpu' else ''}"
+        f"{devices}, {_gib(hardware.memory_bytes)} GiB{' free' if hardware.kind == 'cpu' else ''}",
+        width,
     )
     for line in local_formats(config.model):
-        yield from _wrapped(line)
+        yield from _wrapped(line, width)
     for place in plan.places:
         yield ""
-        yield from _place_lines(place)
+        yield from _place_lines(place, width)
     yield ""
-    yield from _time_lines(plan)
+    yield from _time_lines(plan, width)
     yield "assumed"
     for assumption in assumptions(plan.case):
-        yield from _wrapped(assumption, "  ")
+        yield from _wrapped(assumption, width, "  ")
     yield ""
     yield from _verdict(plan)
 
 
-def _place_lines(place: DeviceMemory) -> Iterator[str]:
+def _place_lines(place: DeviceMemory, width: int) -> Iterator[str]:
     from sharpen.plan.memory import ERROR
 
-    yield _row(f"{place.name}{f', each of {place.count}' if place.count > 1 else ''}", "GiB")
+    yield _row(f"{place.name}{f', each of {place.count}' if place.count > 1 else ''}", "GiB", width)
     for when, heading in (
         ("always", ""),
         ("loading", "while loading"),
@@ -160,17 +162,17 @@ def _place_lines(place: DeviceMemory) -> Iterator[str]:
         if items and heading:
             yield f"  {heading}"
         for item in items:
-            yield _row(f"  {'  ' if heading else ''}{item.role}", _gib(item.num_bytes))
-    yield _row(f"  peak, ±{ERROR:.0%}", _gib(place.peak))
+            yield _row(f"  {'  ' if heading else ''}{item.role}", _gib(item.num_bytes), width)
+    yield _row(f"  peak, ±{ERROR:.0%}", _gib(place.peak), width)
 
 
-def _time_lines(plan: Plan) -> Iterator[str]:
+def _time_lines(plan: Plan, width: int) -> Iterator[str]:
     if plan.time is None:
         yield "time of a step: unknown until a run with these settings has measured it"
         return
     seconds, steps = plan.time.seconds, plan.case.config.train_dataset.total_steps
     total = f", {steps:,} steps {_number(steps * seconds / 60)} minutes" if steps else ""
-    yield from _wrapped(f"a step takes {_number(seconds)} s{total} ({plan.time.source})")
+    yield from _wrapped(f"a step takes {_number(seconds)} s{total} ({plan.time.source})", width)
 
 
 def _verdict(plan: Plan) -> Iterator[str]:
@@ -212,37 +214,41 @@ def _print_comparison(run_dir: Path, *, as_json: bool, out: IO[str]) -> int:
     if as_json:
         print_json(content, out)
         return 0
-    for line in comparison_lines(run_dir, compare(content)):
+    for line in comparison_lines(run_dir, compare(content), min(WIDTH, text_width(out))):
         say(line, file=out)
     return 0
 
 
-def comparison_lines(run_dir: Path, comparisons: list[Comparison]) -> Iterator[str]:
-    """Yield the table of predicted and measured values."""
-    yield from _wrapped(f"plan of {run_dir}")
+def comparison_lines(run_dir: Path, comparisons: list[Comparison], width: int = WIDTH) -> Iterator[str]:
+    """Yield the table of predicted and measured values, `width` columns wide."""
+    yield from _wrapped(f"plan of {run_dir}", width)
     yield ""
-    yield _columns("", "before", "lengths known", "measured", "error")
+    yield _columns(width, "", "before", "lengths known" if width >= WIDTH else "known", "measured", "error")
     for item in comparisons:
         numbers = (_number(value) for value in (item.before, item.known, item.measured))
-        yield _columns(f"{item.name}, {item.unit}", *numbers, "-" if item.error is None else f"{item.error:+.1%}")
+        yield _columns(
+            width, f"{item.name}, {item.unit}", *numbers, "-" if item.error is None else f"{item.error:+.1%}"
+        )
     yield ""
     yield from _wrapped(
         "before: predicted from the lengths assumed before the run; lengths known: predicted from the actual lengths; "
-        "error: of the latter (of the former if there is no other)"
+        "error: of the latter (of the former if there is no other)",
+        width,
     )
 
 
-def _columns(*cells: str) -> str:
+def _columns(width: int, *cells: str) -> str:
     first, *rest = cells
-    return (f"{first:<20}" + "".join(f"{cell:>15}" for cell in rest)).rstrip()
+    each = max(9, (width - 20) // len(rest))
+    return (f"{first:<20}" + "".join(f"{cell:>{each}}" for cell in rest)).rstrip()
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _row(name: str, value: str) -> str:
-    return f"{name:<{WIDTH - 10}}{value:>10}"
+def _row(name: str, value: str, width: int) -> str:
+    return f"{name:<{width - 10}}{value:>10}"
 
 
 def _gib(num_bytes: int) -> str:
@@ -250,12 +256,5 @@ def _gib(num_bytes: int) -> str:
     return f"{gib:,.1f}" if gib >= 1 else f"{gib:.2f}"
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    return fitted(f"{indent}{text}", width)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sharpen.cli.arguments import add_config, add_json, answering, count, print_json, resolve_config, say
 from sharpen.errors import ConfigError
+from sharpen.screen import text_width
 
 if TYPE_CHECKING:
     from sharpen.config.load import ConfigFile, ResolvedConfig
@@ -67,7 +68,7 @@ def run_run(arguments: argparse.Namespace) -> int:
         answer = _run_one(arguments, files[0]) if len(files) == 1 else _run_stages(arguments, files)
         if arguments.json:
             print_json(answer, out)
-    return DONE
+    return FAILED if answer.get("no_result") else DONE
 
 
 def _run_stages(arguments: argparse.Namespace, files: Sequence[ConfigFile]) -> Any:
@@ -120,13 +121,14 @@ def run_check(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json(report.to_json(), out)
         else:
-            for line in report.lines():
+            for line in report.lines(text_width(sys.stdout)):
                 say(line)
         return DONE if report.ready else FAILED
 
 
 def run_eval(arguments: argparse.Namespace) -> int:
-    """Evaluate a model or an endpoint, and print its accuracies."""
+    """Evaluate a model or an endpoint, and print its accuracies. The command fails if they say nothing about the
+    model."""
     options: dict[str, Any] = {"model.model_path": arguments.model}
     if arguments.dataset is not None:
         from sharpen.config.public import DatasetConfig
@@ -143,7 +145,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
         found = _evaluate_resolved(resolved, workflow, judge, endpoint=endpoint, **files)
         if arguments.json:
             print_json(found, out)
-        return DONE
+        return FAILED if found["no_result"] else DONE
 
 
 def _evaluate_resolved(resolved: ResolvedConfig, workflow: Function, judge: Function | None, **options: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 
 from sharpen.config.explain import InvalidConfigError, Place, Problem, explain, settings_of
 from sharpen.config.public import DatasetConfig
+from sharpen.config.recorded import STARTED
 from sharpen.config.run import RunConfig
 from sharpen.config.secrets import HIDDEN, fingerprint, hidden_names, hide_in_value, hide_settings, know
 from sharpen.errors import ConfigError
@@ -262,14 +264,15 @@ def write_given(settings: Mapping[str, Any], target: Path) -> None:
 
 def write_resolved(path: Path, resolved: ResolvedConfig, derived: Mapping[str, Any] | None = None) -> None:
     """Write every value and its origin; secrets are hidden, and a fingerprint stands beside them. `derived` adds values
-    that the run determined itself."""
+    that the run determined itself. The moment is one of them: `STARTED`, in seconds since 1970."""
     entries = {
         name: {"value": value, "origin": resolved.origins[name]}
         for name, value in shown_settings(resolved.config).items()
     }
     for name, value in hidden_values(resolved.config).items():
         entries[name]["fingerprint"] = fingerprint(value)
-    entries |= {name: {"value": value, "origin": "derived"} for name, value in (derived or {}).items()}
+    found = {**(derived or {}), STARTED: round(time.time(), 3)}
+    entries |= {name: {"value": value, "origin": "derived"} for name, value in found.items()}
     write_whole(path, f"{json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True)}\n")
 
 

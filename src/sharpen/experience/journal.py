@@ -212,6 +212,8 @@ class Journal:
 
 
 def _open(path: Path, max_bytes: int | None) -> sqlite3.Connection:
+    with contextlib.suppress(OSError):  # SQLite would give it a mode of its own, whatever the umask allows
+        path.touch(exist_ok=False)
     try:
         # Opened here so that errors are raised at once; afterwards only the writer thread uses it.
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

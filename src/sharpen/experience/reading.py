@@ -52,9 +52,12 @@ from sharpen.types import (
     Sampling,
     Span,
     Task,
+    step_of_group,
 )
 
 _AT_REST = "mode=ro&immutable=1"
+_SHARED = "mode=ro&readonly_shm=1"
+"""How SQLite opens a journal without writing: as a file at rest, or by the log and shared memory that are there."""
 _TABLES = {*re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", SCHEMA), "images", "recorded", "answers", "trimmed"}
 """The names of tables that a journal may have."""
 DAMAGE = (sqlite3.Error, ArithmeticError, AssertionError, LookupError, RecursionError, TypeError, ValueError)
@@ -174,8 +177,8 @@ def read_last_groups(path: Path | str) -> dict[int, list[int]]:
     """Return the keys of each step's groups. If a step was repeated after an interruption, they are those of its last
     time.
 
-    A repeated step is recognized by a group id that the step already has, since it draws the same tasks first, or by
-    groups of another step in between.
+    A repeated step is recognized by a group id that the step already has, since it draws the same tasks first, by
+    groups of another step in between, or by ids of another form: an earlier version began it.
     """
     return _last_groups(read_group_ids(path))
 
@@ -195,13 +198,6 @@ def read_trained_groups(path: Path | str, *, last_step: int, oldest: int) -> lis
         if call.group_id in calls:
             calls[call.group_id].append(call)
     return [(group, calls[group.id]) for group in read_groups_at(path, sorted(keys), most_bytes=math.inf)]
-
-
-def step_of_group(group_id: str) -> int | None:
-    """Return the step that a group was rolled out for; its id starts with `step-<number of steps before>/`."""
-    head, _, _ = group_id.partition("/")
-    name, _, number = head.rpartition("-")
-    return int(number) + 1 if name == "step" and number.isdigit() else None
 
 
 def read_steps(path: Path | str) -> list[StepRecord]:
@@ -286,16 +282,16 @@ def _groups(path: Path | str) -> list[tuple[int, str, int]]:
 def _last_groups(groups: Iterable[tuple[int, str]]) -> dict[int, list[int]]:
     steps: dict[int, list[int]] = {}
     seen: set[str] = set()
-    current: int | None = None
+    current = ""
     for key, group_id in groups:
-        step = step_of_group(group_id)
+        step, name = step_of_group(group_id), group_id.partition("/")[0]
         if step is None:
             continue
-        if step != current or group_id in seen:
+        if name != current or group_id in seen:
             steps[step], seen = [], set()
         steps[step].append(key)
         seen.add(group_id)
-        current = step
+        current = name
     return dict(sorted(steps.items()))
 
 
@@ -329,10 +325,13 @@ def has(connection: sqlite3.Connection, table: str) -> bool:
 @contextmanager
 def reading(path: Path | str) -> Iterator[sqlite3.Connection]:
     """Open a journal for reading it in a block. Raises `JournalError` as `open_journal` does, and for records that no
-    version of Sharpen has written."""
+    version of Sharpen has written; also if a run has come back to a journal at rest and written into it meanwhile."""
+    before = None if _log_of(Path(path)).exists() else _look(Path(path))
     with closing(open_journal(path)) as connection:
         try:
             yield connection
+            if before is not None and before != _look(Path(path)):
+                raise JournalError(f"the journal {path} was written while it was read: read it again")
         except SharpenError:
             raise
         except sqlite3.OperationalError as error:  # a lock, the disk
@@ -341,11 +340,11 @@ def reading(path: Path | str) -> Iterator[sqlite3.Connection]:
             raise JournalError(f"the journal {path} is damaged: {type(error).__name__}: {error}") from error
 
 
-def open_journal(path: Path | str, *, at_rest: bool = False) -> sqlite3.Connection:
-    """Open a journal for reading. Raises `JournalError` if the file is not a journal or has another schema version.
-    `at_rest` says that nobody writes it meanwhile: then SQLite leaves no files of its own beside it."""
+def open_journal(path: Path | str) -> sqlite3.Connection:
+    """Open a journal for reading; neither SQLite nor we write a file beside it. Raises `JournalError` if the file is
+    not a journal or has another schema version."""
     try:
-        connection, row = _connected(Path(path), _AT_REST) if at_rest else _opened(Path(path))
+        connection, row = _opened(Path(path))
     except sqlite3.Error as error:
         raise JournalError(f"cannot read the journal {path}: {error}") from error
     if row is None or row["value"] != str(SCHEMA_VERSION):
@@ -356,25 +355,39 @@ def open_journal(path: Path | str, *, at_rest: bool = False) -> sqlite3.Connecti
 
 
 def _opened(path: Path) -> tuple[sqlite3.Connection, sqlite3.Row | None]:
-    """Open a journal and read its schema version. SQLite makes files of its own beside one; where it may not (a
-    read-only file system), a journal whose last records are still in its log is read from a copy."""
-    try:
-        return _connected(path, "mode=ro")
-    except sqlite3.OperationalError as error:
-        if not path.is_file() or error.sqlite_errorcode & 0xFF not in (
-            sqlite3.SQLITE_CANTOPEN,
-            sqlite3.SQLITE_READONLY,
-        ):
-            raise
+    """Open a journal and read its schema version. Where a run is writing, or was killed, SQLite's log and its shared
+    memory are beside it, and are read as they are; of a log alone a copy is read; without a log it is at rest."""
+    if _log_of(path).exists() and _beside(path, "shm").exists():
+        try:
+            return _connected(path, _SHARED)
+        except sqlite3.OperationalError as error:  # not ours to open, or gone: the run has just ended
+            if not path.is_file() or error.sqlite_errorcode & 0xFF not in (
+                sqlite3.SQLITE_CANTOPEN,
+                sqlite3.SQLITE_READONLY,
+            ):
+                raise
     log = _log_of(path)
     if log.exists() and log.stat().st_size:
         path = _merged_copy(path, path.stat().st_mtime_ns, log.stat().st_mtime_ns)
     return _connected(path, _AT_REST)
 
 
+def _look(path: Path) -> tuple[int, int] | None:
+    """Return what tells whether a file has been written meanwhile; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
 def _log_of(path: Path) -> Path:
     """Return the file of the records that SQLite has not moved into the journal yet."""
-    return path.with_name(f"{path.name}-wal")
+    return _beside(path, "wal")
+
+
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_name(f"{path.name}-{ending}")
 
 
 @cache

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, TextIO, cast
 from sharpen.families.pieces import auto_class
 from sharpen.monitor import spent
 from sharpen.monitor.block import block_for
+from sharpen.monitor.figures import number
 from sharpen.monitor.stream import LastingStream
-from sharpen.monitor.table import comparison_lines, evaluation_line, number, shortened
+from sharpen.monitor.table import comparison_lines, evaluation_line, shortened
+from sharpen.screen import cells, columns_of, command_lines, fitted, text_width
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -29,14 +31,14 @@ if TYPE_CHECKING:
     from sharpen.monitor.statistics import Evaluation
     from sharpen.monitor.verdict import Verdict
 
-PLAIN_WIDTH = 100
 BARS = "▁▂▃▄▅▆▇█"
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PART_COLOURS = {"generating": "green", "waiting": "bright_black", "training": "blue", "syncing": "yellow"}
 _BAR = 24
 _REMIND_S = 60.0
 """On a stream without redrawing, how often a long evaluation says how far it is."""
-_MOVED = 0.1  # on a stream without redrawing, shares are printed again when one has changed by this much
+_MOVED, _STEPS_BETWEEN = 0.1, 10
+"""On a stream without redrawing, shares are printed again when one has changed by this much, so many steps later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,7 @@ class Display:
         self.num_events = 0
         """How often something was said, begun or counted."""
         self._printed_shares: Mapping[str, float] = {}
+        self._printed_at: int | None = None
         self._block = block_for(stream, cast(TextIO, self._stream), self._block_lines)
         if self._block is not None:
             self._block.start()
@@ -104,16 +107,19 @@ class Display:
         """Print one message; it stays above the live block."""
         self.num_events += 1
         if self._block is not None:
-            self._block.print_above(f"{text}\n", style=style)
+            self._block.print_above(f"{self._fit(text)}\n", style=style)
         else:
-            self._print(text)
+            self._print(self._fit(text))
 
-    def panel(self, title: str, rows: Mapping[str, str]) -> None:
-        """Print what a run is, at its very beginning. Paths stay whole, on one line of their own."""
+    def panel(self, title: str, rows: Mapping[str, str], commands: Mapping[str, str]) -> None:
+        """Print what a run is, at its very beginning, and the commands to look at it. Paths stay whole, on one line of
+        their own."""
         width = max(map(len, rows), default=0)
         self.message(title, "bold")
         for name, text in rows.items():
             self.message(f"  {name:<{width}}  {text}")
+        for name, text in commands.items():
+            self.message(self._command(f"  {name:<{width}}  ", text))
 
     def step(self, report: StepReport) -> None:
         """Show a finished step: one line, and remarks below it."""
@@ -123,7 +129,7 @@ class Display:
         shown = report.reward if report.loss is None else report.loss
         if shown is not None:
             self._values.append(shown)
-        self.message(self._step_line(report, self._columns))
+        self.message(self._step_line(report, self.columns))
         if self._block is None:
             self._print_spent(report)
         if report.note:
@@ -166,14 +172,14 @@ class Display:
             ("held-out", found, before),
             *((name, inner, further.get(name)) for name, inner in found.further.items()),
         ):
-            for line in evaluation_line(f"{name} @{step}", one, first, found, self._columns):
+            for line in evaluation_line(f"{name} @{step}", one, first, found, self.columns):
                 self.message(line, "bold")
 
     def table(self, before: Evaluation, after: Evaluation) -> None:
         """Print the table *before -> after*; ends the live block."""
         self.close()
         self._print("")
-        for line in comparison_lines(before, after, width=self._columns):
+        for line in comparison_lines(before, after, width=self.columns):
             self._print(line)
 
     def usage(
@@ -189,10 +195,10 @@ class Display:
         verdict; the very last line is `run directory: PATH`."""
         self.close()
         self._print("")
-        for line in usage_lines(run_dir, verdict.model, picture, tensorboard, options):
+        for line in usage_lines(run_dir, verdict.model, picture, tensorboard, options, self._screen):
             self._print(line)
         self._print("")
-        for line in verdict.lines():
+        for line in verdict.lines(self.columns):
             self._print(line)
         self.run_directory(run_dir)
 
@@ -202,17 +208,19 @@ class Display:
         self.close()
         self._print("")
         if step is None and trained:
-            self._print("no step was saved: to start over, delete the run directory, or choose another name")
+            self._print(self._fit("no step was saved: to start over, delete the run directory, or choose another name"))
         elif step is None:
             self._print("no step was trained: the next start begins anew")
         elif named:
             self._print(f"to go on after step {step}: start the same again")
         else:
             self._print(
-                f"to go on after step {step}: start the same again with --set name={run_dir.name} "
-                f'(from Python: experiment_name="{run_dir.name}")'
+                self._fit(
+                    f"to go on after step {step}: start the same again with --set name={run_dir.name} "
+                    f'(from Python: experiment_name="{run_dir.name}")'
+                )
             )
-        self._print(f"what it did:   sharpen show {run_dir}")
+        self._print(self._command("what it did:   ", f"sharpen show {run_dir}"))
         self.run_directory(run_dir)
 
     def run_directory(self, run_dir: Path) -> None:
@@ -240,8 +248,22 @@ class Display:
         return count
 
     @property
-    def _columns(self) -> int:
-        return PLAIN_WIDTH if self._block is None else self._block.columns
+    def columns(self) -> int:
+        """The width of what is laid out."""
+        return text_width(self._stream) if self._block is None else self._block.columns
+
+    @property
+    def _screen(self) -> int | None:
+        """The width that no line may exceed; None on a stream that has none."""
+        if self._block is not None:
+            return self._block.columns
+        return columns_of(self._stream) if self._stream.isatty() else None
+
+    def _fit(self, text: str) -> str:
+        return "\n".join(part for line in text.split("\n") for part in fitted(line, self._screen))
+
+    def _command(self, label: str, command: str) -> str:
+        return "\n".join(command_lines(label, command, self._screen))
 
     def _refresh(self) -> None:
         """Draw the block at once where something begins or ends; numbers in it are drawn now and then."""
@@ -253,12 +275,14 @@ class Display:
         self._stream.flush()
 
     def _print_spent(self, report: StepReport) -> None:
-        """Print the speed and how the time was spent for the first step, and again when the shares have changed."""
-        shares = report.spent
-        if shares and any(
+        """Print the speed and how the time was spent for the first step, and again when the shares have changed, at
+        most every ten steps."""
+        shares, last = report.spent, self._printed_at
+        too_soon = last is not None and report.step < last + _STEPS_BETWEEN
+        if not too_soon and any(
             abs(share - self._printed_shares.get(part, -1.0)) >= _MOVED for part, share in shares.items()
         ):
-            self._printed_shares = shares
+            self._printed_shares, self._printed_at = shares, report.step
             self._print(f"  time: {spent.line(shares)}; {report.tokens_per_s:,.0f} tokens/s")
 
     def _step_line(self, report: StepReport, columns: int) -> str:
@@ -292,18 +316,17 @@ class Display:
             return
         line = bar_of(report.step, self._total_steps, bar).append(f"  step {report.step}/{self._total_steps}", "bold")
         left = f"{duration(self._seconds_left(report))} left" if report.step < self._total_steps else "done"
-        yield line.append(f"  {left}  {fmean(self._seconds):.2f} s/step  {report.tokens_per_s:,.0f} tokens/s")
+        speed = (f"{fmean(self._seconds):.2f} s/step", f"{report.tokens_per_s:,.0f} tokens/s")
+        yield _with_what_fits(line, [(part, "") for part in (left, *speed)], columns)
         low, high = scale(self._values)
         curve = Text(sparkline(self._values[-400:], bar, low, high).ljust(bar), "green")
-        curve.append(f"  {' '.join(_measure(report).split())}", "bold").append(f"  (bars: {low:g} to {high:g})", "dim")
+        parts = [(" ".join(_measure(report).split()), "bold")]
         if report.certified is not None:
-            certified = report.certified
-            curve.append("  certified" if certified else "  NOT CERTIFIED", "green" if certified else "bold red")
-        yield curve
+            parts.append(("certified", "green") if report.certified else ("NOT CERTIFIED", "bold red"))
+        yield _with_what_fits(curve, [*parts, (f"(bars: {low:g} to {high:g})", "dim")], columns)
         if report.spent:
-            yield Text("  ").join(
-                Text(f"{part} {share:.0%}", _PART_COLOURS[part]) for part, share in report.spent.items()
-            )
+            shares = [(f"{part} {share:.0%}", _PART_COLOURS[part]) for part, share in report.spent.items()]
+            yield _with_what_fits(Text(), shares, columns)
 
     def _now_lines(self, columns: int) -> Iterator[Text]:
         from rich.text import Text
@@ -319,6 +342,16 @@ class Display:
             now = time.monotonic()
             wheel = SPINNER[int(now * 5) % len(SPINNER)]
             yield Text(f"{wheel} {doing} {duration(now - self._doing_since)}", "cyan")
+
+
+def _with_what_fits(line: Text, parts: Sequence[tuple[str, str]], columns: int) -> Text:
+    """Add parts, each with its style, to a line, as many as fit: none is cut."""
+    for part, style in parts:
+        gap = "  " if line.plain else ""
+        if line.cell_len + cells(gap + part) >= columns:
+            break
+        line.append(gap).append(part, style)
+    return line
 
 
 def bar_of(done: int, total: int, width: int, style: str = "bold blue") -> Text:
@@ -341,18 +374,22 @@ def own_names(metrics: Mapping[str, float]) -> Mapping[str, float]:
     return {short[name] if names.count(short[name]) == 1 else name: value for name, value in metrics.items()}
 
 
-def usage_lines(run_dir: Path, model: str, picture: Path | None, tensorboard: bool, options: str) -> list[str]:
-    """Return lines on how to use the model and where the results are. `options` are those of `vllm serve`."""
-    lines = [
-        f'transformers:  {auto_class(Path(model))}.from_pretrained("{model}")',
-        f"vLLM:          vllm serve {model}{options}",
-    ]
+def usage_lines(
+    run_dir: Path, model: str, picture: Path | None, tensorboard: bool, options: str, width: int | None = None
+) -> list[str]:
+    """Return lines on how to use the model and where the results are, of at most `width` columns (None: as long as they
+    are). `options` are those of `vllm serve`."""
+    load, end = f"{auto_class(Path(model))}.from_pretrained(", f'"{model}")'
+    whole = width is None or not cells(end) + 4 <= width < cells(load + end) + 15
+    lines = [f"transformers:  {load}{end}"] if whole else [f"transformers:  {load}", f"    {end}"]
+    lines += command_lines("vLLM:          ", f"vllm serve {model}{options}", width)
     if picture is not None:
-        lines.append(f"reward curve:  {picture}")
+        lines += fitted(f"reward curve:  {picture}", width)
     if (report := run_dir / "report.html").exists():
-        lines.append(f"report:        {report}")
+        lines += fitted(f"report:        {report}", width)
     if tensorboard:
-        lines.append(f"TensorBoard:   tensorboard --logdir {run_dir / 'monitor' / 'tensorboard'}")
+        directory = run_dir / "monitor" / "tensorboard"
+        lines += command_lines("TensorBoard:   ", f"tensorboard --logdir {directory}", width)
     return lines
 
 

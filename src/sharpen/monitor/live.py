@@ -14,7 +14,6 @@ from their widths. Text without a newline waits in the block's first line until 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -27,22 +26,14 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from sharpen.screen import columns_of
+
 REFRESH_S = 0.2
-FALLBACK_COLUMNS = 80
 
 
 def can_redraw(stream: TextIO) -> bool:
     """Return whether `stream` is a terminal that can move its cursor and show the bars."""
     return stream.isatty() and os.environ.get("TERM") != "dumb" and "utf" in (stream.encoding or "").lower()
-
-
-def columns_of(stream: Any) -> int:
-    """Return the width of the terminal behind `stream`, now."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        if columns := os.get_terminal_size(stream.fileno()).columns:
-            return columns
-    given = os.environ.get("COLUMNS", "")
-    return int(given) if given.isdigit() and int(given) else FALLBACK_COLUMNS
 
 
 class LiveBlock:

@@ -76,8 +76,8 @@ class JsonlSink:
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
         if resume_step is not None and path.exists():
-            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _is_kept(line, resume_step)]
-            write_whole(path, "".join(f"{line}\n" for line in kept))
+            kept = [line for line in path.read_bytes().split(b"\n") if _is_kept(line, resume_step)]
+            write_whole(path, b"".join(line + b"\n" for line in kept))
         self._file: IO[str] = path.open("w" if resume_step is None else "a", encoding="utf-8")
         self._path = path
 
@@ -100,7 +100,7 @@ class JsonlSink:
         self._file.close()
 
 
-def _is_kept(line: str, resume_step: int) -> bool:
+def _is_kept(line: bytes, resume_step: int) -> bool:
     try:
         return bool(json.loads(line)["step"] <= resume_step)
     except (ValueError, TypeError, KeyError):  # cut off by a kill

@@ -17,8 +17,10 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from sharpen.screen import PLAIN
+
 REFRESH_S = 0.5
-COLUMNS = 100
+COLUMNS = PLAIN
 _COLOURS = {
     "blue": "#3b7dd8",
     "bright_black": "#808080",

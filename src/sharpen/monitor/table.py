@@ -1,6 +1,6 @@
 """The table *before -> after*.
 
-In: two evaluations of the same tasks. Out: lines of at most 100 columns, without control characters.
+In: two evaluations of the same tasks. Out: lines that fit the screen, without control characters.
 
     held-out (512 tasks)    before                after                 difference (paired)
     greedy accuracy         0.418 [0.376, 0.461]  0.979 [0.962, 0.988]  +0.561 [+0.514, +0.604]
@@ -11,28 +11,28 @@ Below the reward of each mode are the metrics of workflow and judge, prefixed wi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
+from sharpen.monitor.figures import number, signed, with_interval
 from sharpen.monitor.statistics import (
-    Accuracy,
-    Difference,
     Evaluation,
     accuracy,
-    metric_is_binary,
+    distinct_rewards,
+    distinct_values,
+    is_binary,
     paired_difference,
-    rewards_are_binary,
 )
+from sharpen.screen import PLAIN, fitted
 
-WIDTH = 100
 NARROW = 90
 """Columns below which a table is stacked."""
 MAX_METRICS = 12
 """Metrics shown for each mode; `summary.json` has all."""
+_BRACKETS = "in brackets: 95% intervals; the difference is paired by task"
 Row = tuple[str, str, str, str]
 
 
-def comparison_lines(before: Evaluation, after: Evaluation, *, width: int = WIDTH) -> list[str]:
+def comparison_lines(before: Evaluation, after: Evaluation, *, width: int = PLAIN) -> list[str]:
     """Return the table: a block for the held-out tasks, then one for each further dataset that both evaluations
     have. On a screen narrower than 90 columns the numbers of a row stand below each other."""
     scale = _Scale(before, after)
@@ -45,14 +45,14 @@ def comparison_lines(before: Evaluation, after: Evaluation, *, width: int = WIDT
     if width < NARROW:
         return _stacked(blocks, width)
     numbers = [max(len(row[column]) for block in blocks for row in block) for column in range(1, 4)]
-    room = max(16, WIDTH - sum(numbers) - 2 * 3)
+    room = max(16, width - sum(numbers) - 2 * 3)
     blocks = [[(shortened(row[0], room), *row[1:]) for row in block] for block in blocks]
     widths = [max(len(row[0]) for block in blocks for row in block), *numbers]
     rule = "-" * (sum(widths) + 2 * 3)
     lines: list[str] = []
     for heading, *rows in blocks:
         lines += [_row(heading, widths), rule, *(_row(row, widths) for row in rows), ""]
-    return [*lines, "in brackets: 95% intervals; the difference is paired by task"]
+    return [*lines, _BRACKETS]
 
 
 def _stacked(blocks: Sequence[Sequence[Row]], width: int) -> list[str]:
@@ -63,7 +63,7 @@ def _stacked(blocks: Sequence[Sequence[Row]], width: int) -> list[str]:
             lines.append(name)
             lines += [f"    {title:<10}  {cell}" for title, cell in zip(titles, cells, strict=True) if cell]
         lines.append("")
-    return [*lines, "in brackets: 95% intervals;", "the difference is paired by task"]
+    return [*lines, *fitted(_BRACKETS, width - 1, hanging=0)]
 
 
 def evaluation_line(
@@ -71,7 +71,7 @@ def evaluation_line(
 ) -> list[str]:
     """Return one evaluation in a line, with the paired difference to `before`; a line for each mode where one is too
     long for `width`. `whole` is the evaluation that `found` is a part of."""
-    binary = rewards_are_binary(whole, before)
+    among = distinct_rewards(whole, before)
     parts = []
     for mode, rewards in found.rewards.items():
         if not rewards:
@@ -79,22 +79,22 @@ def evaluation_line(
         first = {} if before is None else before.rewards.get(mode, {})
         change = ""
         if first.keys() & rewards.keys():
-            gain = paired_difference(first, rewards, binary=binary).difference
-            change = f"  {gain:+,.{_digits(gain)}f}"
-        parts.append(f"{mode} {with_interval(accuracy(rewards.values(), binary=binary))}{change}")
+            gain = paired_difference(first, rewards, among=among).difference
+            change = f"  {number(gain, sign=True)}"
+        parts.append(f"{mode} {with_interval(accuracy(rewards.values(), among=among))}{change}")
     line = "  ".join([name, *parts])
     return [line] if len(line) <= width else [f"{name}  {part}" for part in parts]
 
 
 class _Scale:
-    """Which numbers of a run are shares of tasks, decided by all of them: rewards of 0 and 1 have an accuracy."""
+    """Which numbers occur in a run: all of them decide what a mean is and what interval it has."""
 
     def __init__(self, before: Evaluation, after: Evaluation) -> None:
         self._evaluations = (before, after)
-        self.rewards = rewards_are_binary(before, after)
+        self.rewards = distinct_rewards(before, after)
 
-    def metric(self, name: str) -> bool:
-        return metric_is_binary(name, *self._evaluations)
+    def metric(self, name: str) -> frozenset[float]:
+        return distinct_values(name, *self._evaluations)
 
 
 def _block(name: str, before: Evaluation, after: Evaluation, scale: _Scale) -> list[Row]:
@@ -104,7 +104,7 @@ def _block(name: str, before: Evaluation, after: Evaluation, scale: _Scale) -> l
         second = after.rewards[mode]
         if not first or not second:
             continue
-        kind = "accuracy" if scale.rewards else "reward"
+        kind = "accuracy" if is_binary(scale.rewards) else "reward"
         both = len(first.keys() & second.keys())
         rows.append((f"{mode} {kind}", *_numbers(first, second, scale.rewards)))
         sizes += [len(first), len(second), both]
@@ -130,45 +130,14 @@ def _metrics(
     return rows
 
 
-def _numbers(before: Mapping[str, float], after: Mapping[str, float], binary: bool) -> tuple[str, str, str]:
-    old, new = accuracy(before.values(), binary=binary), accuracy(after.values(), binary=binary)
-    return (
-        with_interval(old),
-        with_interval(new),
-        _difference(paired_difference(before, after, binary=binary), old, new),
-    )
+def _numbers(before: Mapping[str, float], after: Mapping[str, float], among: frozenset[float]) -> tuple[str, str, str]:
+    old, new = accuracy(before.values(), among=among), accuracy(after.values(), among=among)
+    change = signed(paired_difference(before, after, among=among), old.accuracy, new.accuracy)
+    return with_interval(old), with_interval(new), change
 
 
 def _row(cells: Row, widths: list[int]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-
-def with_interval(result: Accuracy) -> str:
-    """Format an accuracy as `0.418 [0.376, 0.461]`, with fewer decimals if the numbers are large."""
-    digits = _digits(result.accuracy, result.low, result.high)
-    low, high = (f"{value:,.{digits}f}" for value in (result.low, result.high))
-    return f"{result.accuracy:,.{digits}f} {_interval(low, high, result.low)}"
-
-
-def _difference(result: Difference, *means: Accuracy) -> str:
-    digits = _digits(result.difference, *(mean.accuracy for mean in means))
-    low, high = (f"{value:+,.{digits}f}" for value in (result.low, result.high))
-    return f"{result.difference:+,.{digits}f} {_interval(low, high, result.low)}"
-
-
-def _interval(low: str, high: str, value: float) -> str:
-    return "[unknown]" if math.isnan(value) else f"[{low}, {high}]"
-
-
-def number(value: float) -> str:
-    """Format a number for display: `0.523`, `12.3`, `1,234`."""
-    return f"{value:,.{_digits(value)}f}"
-
-
-def _digits(*values: float) -> int:
-    """Return the number of decimals for numbers of this size."""
-    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    return 3 if largest < 10 else 1 if largest < 1000 else 0
 
 
 def shortened(name: str, width: int) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sharpen.config.recorded import latest_last
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.plan.hardware import Hardware
@@ -44,12 +45,11 @@ def settings_key(config: RunConfig) -> str:
 def last_step_time(config: RunConfig, hardware: Hardware, run_dirs: Iterable[Path]) -> StepTime | None:
     """Return the step time of the latest of these runs with the same settings and devices; None if there is none."""
     wanted = settings_key(config), hardware.name
-    files = [run_dir / FILE for run_dir in run_dirs if (run_dir / FILE).exists()]
-    for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
+    for run_dir in reversed(latest_last(run_dir for run_dir in run_dirs if (run_dir / FILE).exists())):
         with contextlib.suppress(ConfigError):  # the file of another program may hold anything
-            content = read_plan(file.parent)
+            content = read_plan(run_dir)
             before, measured = content["before"], content.get("measured", {})
             if (before.get("settings"), before.get("hardware")) == wanted and measured.get("step_s") is not None:
-                source = f"median of {measured['num_steps']} steps of {file.parent.name}"
+                source = f"median of {measured['num_steps']} steps of {run_dir.name}"
                 return StepTime(seconds=measured["step_s"], source=source)
     return None

@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sharpen.errors import RolloutError
+from sharpen.monitor.figures import signed, with_interval
 from sharpen.monitor.statistics import accuracy, is_binary, paired_difference
-from sharpen.monitor.table import shortened, with_interval
+from sharpen.monitor.table import shortened
 from sharpen.monitor.verdict import MIN_TASKS
 from sharpen.prompt_tune.attempts import PromptAttempts, text_of_answer
 from sharpen.trials.results import Measured, floor_of
 from sharpen.types import Task
-
-WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,25 +62,30 @@ class Comparison:
         figures["valset_improvement"] = _percent(figures["before"], found.difference)
         return figures | {"difference": found.difference, "low": found.low, "high": found.high}
 
-    def lines(self, num_rows: int) -> list[str]:
-        """Return text: both prompts with intervals, what failed, the first `num_rows` tasks, and the prompt to use."""
+    def lines(self, num_rows: int, width: int) -> list[str]:
+        """Return text: both prompts with intervals, what failed, the first `num_rows` tasks, and the prompt to use.
+        A row of the table has at most `width` columns."""
         before, after = self.rewards
         if self.after is None:
             return [f"prompt: {self.prompt}"]
-        kind = "accuracy" if is_binary([*before.values(), *after.values()]) else "reward"
-        lines = [f"held-out {kind} of the best prompt: {with_interval(accuracy(after.values()))} ({len(after)} tasks)"]
+        among = {*before.values(), *after.values()}
+        kind = "accuracy" if is_binary(among) else "reward"
+        mean = with_interval(accuracy(after.values(), among=among))
+        lines = [f"held-out {kind} of the best prompt: {mean} ({len(after)} tasks)"]
         lines += [f"  {line}" for line in self.after.lines(self.floor)]
         if self.before is not None:
-            lines.append(f"held-out {kind} of the initial prompt: {with_interval(accuracy(before.values()))}")
+            lines.append(
+                f"held-out {kind} of the initial prompt: {with_interval(accuracy(before.values(), among=among))}"
+            )
             lines += [f"  {line}" for line in self.before.lines(self.floor)]
             lines.append(self._verdict(before, after))
-        return [*lines, *self._table(num_rows), f"prompt: {self.prompt}"]
+        return [*lines, *self._table(num_rows, width), f"prompt: {self.prompt}"]
 
     def _verdict(self, before: Mapping[str, float], after: Mapping[str, float]) -> str:
         if self.best == self.initial:
             return "no prompt did better than the initial one on the validation tasks: it is returned"
         found = paired_difference(before, after)
-        shown = f"{found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+        shown = signed(found)
         if found.num_tasks < MIN_TASKS:
             return f"{found.num_tasks} held-out tasks are too few to say more (at least {MIN_TASKS}): {shown}"
         if found.low > 0.0:
@@ -92,14 +96,14 @@ class Comparison:
             else f"not shown to be better: {shown}"
         )
 
-    def _table(self, num_rows: int) -> list[str]:
+    def _table(self, num_rows: int, width: int) -> list[str]:
         assert self.after is not None
         before, after = self.rewards
         rows = []
         for id_ in list(after)[:num_rows]:
             was = f"{before[id_]:.3f} -> " if id_ in before else ""
             answer = " ".join(text_of_answer(self.after.results[id_]).split())
-            rows.append(shortened(f"  {id_}: {was}{after[id_]:.3f}  {answer}", WIDTH))
+            rows.append(shortened(f"  {id_}: {was}{after[id_]:.3f}  {answer}", width))
         return rows
 
 

@@ -103,7 +103,7 @@ def tune_prompt(
         for line in _lines(ranking, attempts, plan):
             display.message(line)
         found = compare(attempts, ranking.best.name, plan.held_out, both=plan.tuning.compare_performance)
-        for line in found.lines(plan.tuning.eval_display_table):
+        for line in found.lines(plan.tuning.eval_display_table, display.columns):
             display.message(line)
         return found.prompt, {**_figures(ranking, attempts), **found.figures()}
 

@@ -7,6 +7,7 @@ with the id of its rollout.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,17 +19,31 @@ from sharpen.types import PROMPT_ROLE, Call, CallStatus, Group, Rollout
 Row = dict[str, Any]
 
 
+MANY_REWARDS = 6
+"""Of more different rewards only the range is said."""
+
+
+def by_reward(counts: Mapping[float | None, int]) -> str:
+    """Return how many there are of each reward, as words; None stands for those without one."""
+    known = {reward: number for reward, number in counts.items() if reward is not None}
+    words = [f"{number:,} of {reward:g}" for reward, number in sorted(known.items())]
+    if len(words) > MANY_REWARDS:
+        words = [f"{sum(known.values()):,} from {min(known):g} to {max(known):g}"]
+    return ", ".join([*words, *([f"{counts[None]:,} without one"] if counts.get(None) else [])])
+
+
 @dataclass(slots=True)
 class LeftOut:
     """What no rows were made of: rollouts below the least reward, calls without messages (completions), calls whose
     answer did not reach the agent or was not used, tasks without two rollouts of different rewards, rollouts whose text
-    was dropped."""
+    was dropped. `taught` counts, for those that were made, the answers of each reward: their own or their rollout's."""
 
     low: int = 0
     no_messages: int = 0
     not_used: int = 0
     no_pair: int = 0
     trimmed: int = 0
+    taught: Counter[float | None] = field(default_factory=Counter)
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each kind."""
@@ -120,6 +135,7 @@ def talks(rollout: Rollout, left_out: LeftOut, min_reward: float | None) -> Iter
             talk.sampled.add(place)
             if call.index not in given and _is_good(rollout, call, min_reward):
                 talk.taught.add(place)
+                left_out.taught[rollout.call_rewards.get(call.index, rollout.reward)] += 1
             given.add(call.index)
         yield talk
 

@@ -246,7 +246,7 @@ class UserFunctions:
         if self.judge is None and output_reward is None and self._needs_reward:
             raise ConfigError(
                 f"workflow_func `{name}` returned no reward and there is no judge_func: "
-                "return WorkflowOutput(reward=...), or pass a judge_func"
+                "return WorkflowOutput(reward=...), or give one (`judge` in a file)"
             )
         if self.judge is not None and output_reward is not None:
             self._warn_once(

@@ -1,12 +1,11 @@
 """The pre-flight check: finds out whether a run can learn anything, before the cost of training.
 
-In: the groups of a few tasks. Out: a `CheckReport` that says 'ready' or what to fix, as text of 80 columns.
+In: the groups of a few tasks. Out: a `CheckReport` that says 'ready' or what to fix, as text of at most 80 columns.
 """
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median, pstdev
@@ -15,32 +14,52 @@ from typing import Any
 from sharpen.config.public import TunerModelConfig
 from sharpen.rollout.agent_habits import cached_answers, own_temperature, own_truncation
 from sharpen.rollout.answers import last_answer, row_lines
-from sharpen.rollout.statistics import NAME_IT, RolloutStatistics, replaced_note, summarize, without_calls_note
+from sharpen.rollout.statistics import (
+    NAME_IT,
+    RolloutStatistics,
+    differ,
+    replaced_note,
+    summarize,
+    without_calls_note,
+)
+from sharpen.screen import fitted
 from sharpen.transcript import clean
 from sharpen.types import Call, CallStatus, Group, Outcome, Rollout
 
 WIDTH = 80
+"""Columns of the report, where the screen has as many."""
 MAX_REWARDS_SHOWN = 8
 FAILED_TOO_OFTEN = 0.25
 TRUNCATED_TOO_OFTEN = 0.1
 IDLE_TOO_OFTEN = 0.25
+UNCALLED = (
+    "no rollout called the model that is trained: make the agent's client of the `model` that the workflow receives "
+    "(model.client, or base_url=model.base_url with api_key=model.api_key), and switch off caches that answer in its "
+    "place"
+)
 OUTSIDE = frozenset({Outcome.INFRASTRUCTURE, Outcome.CANCELLED})
 """Failures that do not predict whether the next attempt fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCheck:
-    """One task: the reward of each rollout (None: no reward), and which rollouts failed."""
+    """One task: the reward of each rollout (None: no reward), which rollouts failed, and in which the model answered:
+    only the rewards of these teach something."""
 
     task_id: str
     rewards: tuple[float | None, ...]
     failed: tuple[bool, ...]
+    answered: tuple[bool, ...]
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the rewards."""
-        scored = [reward for reward in self.rewards if reward is not None]
-        return pstdev(scored) if len(scored) > 1 else 0.0
+        """Standard deviation of the rewards that count."""
+        return pstdev(self.counted) if len(self.counted) > 1 else 0.0
+
+    @property
+    def counted(self) -> list[float]:
+        """The rewards of the rollouts that the model answered."""
+        return [one for one, answered in zip(self.rewards, self.answered, strict=True) if answered and one is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +72,11 @@ class Try:
     said: str
     reward: float
 
-    def lines(self, name: str) -> list[str]:
-        """Return the try as text of 80 columns."""
+    def lines(self, name: str, width: int = WIDTH) -> list[str]:
+        """Return the try as text of `width` columns."""
         text = [f"{name} try: reward {self.reward:g} ({self.rollout_id.removeprefix('check/')})"]
         for line in (*self.row, f"said: {self.said or 'nothing'}"):
-            text += textwrap.wrap(f"  {clean(line)}", WIDTH, subsequent_indent=" " * 4)
+            text += fitted(f"  {' '.join(clean(line).split())}", width, hanging=4)
         return text
 
 
@@ -65,7 +84,8 @@ class Try:
 class CheckReport:
     """The result of the check. `ready` is false if a finding prevents training.
 
-    `has_signal`: at least one group has rewards that differ, or no rewards are needed. `trains`: at least one sampled
+    `has_signal`: at least one group has rewards that differ, or no rewards are needed. `uncalled`: rollouts ended well,
+    and in none of them the model was called. `trains`: at least one sampled
     token may carry loss, or could if the workflow had not left its call out. `all_failed`: if every rollout's first
     attempt failed, the reasons; else empty. `lengths`: the sampled tokens of a rollout (minimum, median, maximum).
     `seconds`: the median duration of a rollout. `step_s`: the estimated duration of a step's rollouts (None: not
@@ -74,6 +94,7 @@ class CheckReport:
 
     ready: bool
     has_signal: bool
+    uncalled: bool
     trains: bool
     findings: tuple[str, ...]
     tasks: tuple[TaskCheck, ...]
@@ -97,32 +118,32 @@ class CheckReport:
         content["failures"] = {outcome.value: count for outcome, count in self.statistics.failures.items()}
         return content
 
-    def lines(self) -> list[str]:
-        """Return the report as plain text, at most 80 columns wide."""
+    def lines(self, width: int = WIDTH) -> list[str]:
+        """Return the report as plain text, at most `width` columns wide, and at most 80."""
+        width = min(width, WIDTH)
         found = self.statistics
         least, middle, most = self.lengths
         failures = ", ".join(f"{count} {outcome.value}" for outcome, count in found.failures.items()) or "none"
-        width = max((len(task.task_id) for task in self.tasks), default=4)
-        width = min(max(width, 4), 24)
-        text = [f"{'task':<{width}}  {'spread':>6}  rewards"]
-        text += [f"{task.task_id[-width:]:<{width}}  {task.spread:>6.3f}  {_rewards(task)}" for task in self.tasks]
+        longest = max((len(task.task_id) for task in self.tasks), default=4)
+        of_id = min(max(longest, 4), 24)
+        text = [f"{'task':<{of_id}}  {'spread':>6}  rewards"]
+        text += [f"{task.task_id[-of_id:]:<{of_id}}  {task.spread:>6.3f}  {_rewards(task)}" for task in self.tasks]
         text += [
             "rewards     none"
             if math.isnan(found.reward_mean)
-            else f"rewards     mean {found.reward_mean:.3f}, spread {found.reward_std:.3f}; "
-            f"{found.num_groups - found.num_flat_groups} of {found.num_groups} tasks with differing rewards",
+            else f"rewards     mean {found.reward_mean:.3f}, spread {found.reward_std:.3f}; {differing(found)}",
             f"lengths     {least} to {most} sampled tokens a rollout (median {middle:g}), {found.mean_calls:.1f} calls",
             f"truncated   {_percent(found.truncated_share)} of calls stopped at their token limit",
             f"time        {self.pace}",
             f"failures    {failures}",
         ]
-        text = [line for long in text for line in textwrap.wrap(long, WIDTH, subsequent_indent=" " * 12)]
+        text = [line for long in text for line in fitted(long, width, hanging=12)]
         for name, one in (("best", self.best), ("worst", self.worst)):
-            text += [] if one is None else ["", *one.lines(name)]
+            text += [] if one is None else ["", *one.lines(name, width)]
         if self.best is not None:
             text.append("")
         for finding in self.findings:
-            text += textwrap.wrap(f"! {finding}", WIDTH, subsequent_indent="  ")
+            text += fitted(f"! {' '.join(finding.split())}", width, hanging=2)
         text.append("ready" if self.ready else "not ready: see the lines that begin with '!'")
         return text
 
@@ -148,11 +169,13 @@ def check_groups(
             task_id=group.task.id,
             rewards=tuple(rollout.reward for rollout in group.rollouts),
             failed=tuple(not rollout.scored for rollout in group.rollouts),
+            answered=tuple(rollout.answered for rollout in group.rollouts),
         )
         for group in groups
     )
     has_signal = not needs_reward or _has_signal(tasks)
-    problems = [*_problems(statistics, tasks, bool(calls), has_signal), *_nothing_trains(calls)]
+    uncalled = not calls and statistics.num_without_calls > 0
+    problems = [*_problems(statistics, tasks, uncalled, has_signal), *_nothing_trains(calls)]
     all_failed = _all_failed(groups, statistics)
     if all_failed and not statistics.failures:  # each rollout succeeded in a retry
         problems.append(" ".join(all_failed.split()))
@@ -166,6 +189,7 @@ def check_groups(
     return CheckReport(
         ready=not problems,
         has_signal=has_signal,
+        uncalled=uncalled,
         trains=any(call.trainable or _left_out(call) for call in calls),
         findings=(*problems, *_remarks(statistics, calls), *filter(None, habits)),
         tasks=tasks,
@@ -224,22 +248,29 @@ def _cause_lines(failed: Collection[Rollout]) -> list[str]:
 def _has_signal(tasks: Sequence[TaskCheck]) -> bool:
     """Whether rewards differ within a task, or between tasks if each has one rollout."""
     if any(len(task.rewards) > 1 for task in tasks):
-        return any(task.spread > 0 for task in tasks)
-    return len({reward for task in tasks for reward in task.rewards if reward is not None}) > 1
+        return any(differ(task.counted) for task in tasks)
+    return differ([reward for task in tasks for reward in task.counted])
 
 
-def _problems(found: RolloutStatistics, tasks: Sequence[TaskCheck], any_calls: bool, has_signal: bool) -> list[str]:
+def differing(found: RolloutStatistics) -> str:
+    """Return how many tasks have rewards that differ, as text; with one rollout for each, whether the tasks' do."""
+    if found.num_groups and found.num_rollouts == found.num_groups:
+        return f"{found.num_groups} tasks with one rollout each"
+    return f"{found.num_spread_groups} of {found.num_groups} tasks with differing rewards"
+
+
+def _problems(found: RolloutStatistics, tasks: Sequence[TaskCheck], uncalled: bool, has_signal: bool) -> list[str]:
     """Return messages about what prevents training."""
     problems = []
     num_failed = sum(found.failures.values())
     if num_failed > FAILED_TOO_OFTEN * found.num_rollouts or not found.num_rollouts:
         problems.append(f"{num_failed} of {found.num_rollouts} rollouts failed: {_first_failures(found)}")
-    if num_failed < found.num_rollouts and not any_calls:
-        problems.append("no rollout called the model: the workflow must use the `model` it receives (model.client)")
-    elif found.num_excluded < found.num_rollouts and not has_signal:
-        problems.append(_no_spread(tasks))
-    if any_calls and found.num_without_calls > IDLE_TOO_OFTEN * found.num_rollouts:
+    if uncalled:
+        problems.append(UNCALLED)
+    elif found.num_without_calls > IDLE_TOO_OFTEN * found.num_rollouts:
         problems.append(without_calls_note(found, "they teach nothing"))
+    if not uncalled and found.num_excluded < found.num_rollouts and not has_signal:
+        problems.append(_no_spread(tasks))
     return problems
 
 
@@ -270,13 +301,15 @@ def _left_out(call: Call) -> bool:
 
 
 def _no_spread(tasks: Sequence[TaskCheck]) -> str:
-    rewards = {reward for task in tasks for reward in task.rewards if reward is not None}
-    if len(rewards) > 1:
+    rewards = [reward for task in tasks for reward in task.counted]
+    if len(rewards) < 2:
+        return f"{len(rewards)} rollouts that the model answered have a reward: there is nothing to compare"
+    if differ(rewards):
         return (
             "the rewards differ between tasks, but never within one: nothing can be learnt; sample with a higher "
             "temperature, or choose tasks that the model solves sometimes"
         )
-    (reward,) = rewards
+    reward = rewards[0]
     every = f"every reward is the same ({reward:g}): nothing can be learnt; "
     if reward == 0:
         return every + "all answers may be wrong (tasks too hard), or the judge never recognizes a right one"

@@ -27,6 +27,9 @@ CACHED = (
     "the agent's framework answers from a cache; switch it off (DSPy: dspy.configure_cache(enable_disk_cache=False, "
     "enable_memory_cache=False); LangChain: set_llm_cache(None))"
 )
+SAME = 1e-9
+"""Rewards whose range is at most this share of the largest one (of 1, if that is larger) are equal: what sums of parts
+leave behind teaches nothing."""
 NAME_IT = "if the model's answer caused it, name it in rollout.model_exceptions, or raise UnusableAnswerError"
 
 
@@ -37,7 +40,9 @@ class RolloutStatistics:
     `failures` counts rollouts by the outcome of the last attempt, `retries` the failed attempts before it;
     `first_errors` has the first error line of each cause. `replaced` counts rollouts to which a retry gave other
     answers, by the outcome of the replaced attempt. `scored_failures` counts failed rollouts that got the failure
-    reward. `num_flat_groups` counts groups with two or more scored rollouts and equal rewards, which teach nothing.
+    reward. `num_flat_groups` counts groups with two or more rewards, all equal, which teach nothing;
+    `num_spread_groups` those whose rewards differ. Groups with fewer rewards are neither; rewards of rollouts without
+    an answer of the model do not count here.
     `num_without_calls` counts rollouts that ended OK without an answer of the model; `seconds_without_calls` and
     `seconds_with_calls` are the median durations of these and of the others. `excluded_by_task` and `replaced_by_task`
     are the shares of a task's rollouts that were excluded or replaced, if not 0. `truncated_share` is the share of
@@ -49,6 +54,7 @@ class RolloutStatistics:
     num_rollouts: int
     num_excluded: int
     num_flat_groups: int
+    num_spread_groups: int
     num_without_calls: int
     seconds_without_calls: float
     seconds_with_calls: float
@@ -164,6 +170,7 @@ def summarize(groups: Iterable[Group]) -> RolloutStatistics:
         num_excluded=len(excluded),
         dropped=Counter(rollout.error or "" for rollout in rollouts if rollout.outcome == Outcome.FILTERED),
         num_flat_groups=sum(is_flat(group) for group in of_tasks),
+        num_spread_groups=sum(differ(answered_rewards(group)) for group in of_tasks),
         num_without_calls=len(silent),
         seconds_without_calls=_median([rollout.seconds for rollout in silent]),
         seconds_with_calls=_median([rollout.seconds for rollout in rollouts if rollout.num_answers]),
@@ -230,8 +237,21 @@ def without_calls_note(found: RolloutStatistics, otherwise: str) -> str:
 
 def is_flat(group: Group) -> bool:
     """Whether a group has two or more rewards of rollouts in which the model answered, and all are equal."""
-    rewards = [rollout.reward for rollout in group.scored if rollout.answered and rollout.reward is not None]
-    return len(rewards) > 1 and len(set(rewards)) == 1
+    rewards = answered_rewards(group)
+    return len(rewards) > 1 and not differ(rewards)
+
+
+def answered_rewards(group: Group) -> list[float]:
+    """Return the rewards that say something about the model: those of rollouts that it answered."""
+    return [rollout.reward for rollout in group.scored if rollout.answered and rollout.reward is not None]
+
+
+def differ(rewards: Sequence[float]) -> bool:
+    """Whether rewards differ by more than rounding (`SAME`)."""
+    if len(rewards) < 2:
+        return False
+    least, most = min(rewards), max(rewards)
+    return most - least > SAME * max(1.0, abs(least), abs(most))
 
 
 def _first_errors(failed: Sequence[Rollout]) -> dict[Outcome, str]:

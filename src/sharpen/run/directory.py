@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -17,10 +18,13 @@ from pathlib import Path
 from sharpen.certificate.lineage import in_words
 from sharpen.config.former import former_run
 from sharpen.config.load import ResolvedConfig, write_config, write_given, write_resolved
+from sharpen.config.resuming import ANOTHER_NAME
 from sharpen.config.run import RunConfig
-from sharpen.errors import ConfigError
-from sharpen.experience.reading import read_steps
+from sharpen.diagnose.diagnosis import read_rows
+from sharpen.errors import ConfigError, JournalError
+from sharpen.experience.reading import read_group_ids, read_steps
 from sharpen.experience.records import EVALUATIONS
+from sharpen.monitor.ended import forget_ended, note_ended
 from sharpen.run.identity import ROWS, Identity, changed_rows, used_rows_unchanged
 from sharpen.run.lock import locked
 from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, keep_settings, read_recorded
@@ -29,6 +33,18 @@ from sharpen.types import Task
 
 TRAINING = "train_dataset"
 """Name of the training rows among the identities."""
+
+_FILES = (
+    *("run.db", EVALUATIONS, "metrics.jsonl", "resolved.json", "config.yaml", "summary.json", "certificate.json"),
+    *("reward_curve.png", "loss_curve.png", "report.html"),
+)
+_RECORDS: Mapping[str, tuple[Callable[[Path], object], str]] = {
+    "run.db": (read_steps, "the records of the steps so far, which the certificate then does not cover"),
+    EVALUATIONS: (read_group_ids, "what the agent did in earlier evaluations"),
+    "metrics.jsonl": (read_rows, "the curves so far"),
+}
+"""The records that a run adds to: how each is read, and what a run lacks that goes on without it."""
+_PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +92,12 @@ def open_run_directory(
     resolved: ResolvedConfig, config_path: Path | None, identities: Mapping[str, Identity], rows: Sequence[Task] = ()
 ) -> Iterator[RunDirectory]:
     """Create the run's directory, or reopen an existing one with its latest checkpoint, and lock it. `identities` tell
-    the model and the datasets apart and are recorded with the settings. `rows` are the rows to train on.
+    the model and the datasets apart and are recorded with the settings. `rows` are the rows to train on. What ends the
+    block early is noted in the run's summary.
 
     Nothing is written before the run is known to be the same. Raises `ConfigError` if another process has the lock, if
-    the directory belongs to another run, or if it has trained steps but no checkpoint; `CheckpointError` if none of its
-    checkpoints is complete.
+    the directory belongs to another run, if a record of the run is damaged, or if it has trained steps but no
+    checkpoint; `CheckpointError` if none of its checkpoints is complete.
     """
     config = resolved.config
     try:
@@ -93,6 +110,7 @@ def open_run_directory(
     with locked(path) as note:
         notes = [*filter(None, [note]), *repair(path)]
         checkpoint = pointed(path, "latest")
+        notes += _check_records(path, has_steps=checkpoint is not None and step_of(checkpoint) > 0)
         if checkpoint is None:
             _check_unused(path)
         else:
@@ -103,7 +121,12 @@ def open_run_directory(
             write_given(config.model_dump(mode="json", exclude_unset=True), path / "config.yaml")
         noted = {f"{IDENTITY}{name}": dict(identity) for name, identity in identities.items()}
         write_resolved(path / "resolved.json", resolved, noted)
-        yield RunDirectory(path=path, checkpoint=checkpoint, notes=tuple(notes))
+        forget_ended(path)
+        try:
+            yield RunDirectory(path=path, checkpoint=checkpoint, notes=tuple(notes))
+        except BaseException as error:
+            note_ended(path, error)
+            raise
 
 
 def _directory(config: RunConfig, fresh: str) -> Path:
@@ -124,14 +147,43 @@ def _directory(config: RunConfig, fresh: str) -> Path:
     return path
 
 
+def _check_records(path: Path, *, has_steps: bool) -> list[str]:
+    """Return a line for each record that is empty, though steps were trained. Raises `ConfigError` if one is damaged:
+    before anything is loaded, and before anything is written to it."""
+    if folders := [name for name in _FILES if (path / name).is_dir()]:
+        raise ConfigError(f"{path / folders[0]} is a folder, where the run has a file: move it out of {path}")
+    lines = []
+    for name, (read, lost) in _RECORDS.items():
+        file, log = path / name, path / f"{name}-wal"
+        if not file.exists():
+            continue
+        is_empty = file.stat().st_size == 0
+        if is_empty and not (has_steps and name == "run.db"):  # a kill may leave an empty file
+            lines += [f"{name} is empty: the run goes on without {lost}"] if has_steps else []
+            continue
+        try:
+            read(file)
+        except (ConfigError, JournalError) as error:
+            cause = error.__cause__
+            if isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode & 0xFF in _PASSING:
+                raise
+            problem = f"{file} is empty, though steps were trained" if is_empty else str(error)
+            both = name if not log.exists() or not log.stat().st_size else f"{name} and {log.name}"
+            raise ConfigError(
+                f"the run {path.name!r} cannot go on: {problem}. Restore it from a copy, or move {both} out of the "
+                f"folder: the run then goes on without {lost}"
+            ) from error
+    return lines
+
+
 def _check_unused(path: Path) -> None:
     """Raise `ConfigError` if steps were trained in this directory, which has no checkpoint."""
     trained = max(_steps_in_journal(path / "run.db"), _steps_in_metrics(path / "metrics.jsonl"))
     if trained:
         raise ConfigError(
             f"the run {path.name!r} has trained {trained} steps but has no checkpoint to continue from ({path}), and "
-            "starting over would overwrite its records. Move or delete the folder to start over, or choose another "
-            "experiment_name (algorithm.save_interval_steps sets how often a checkpoint is saved)"
+            "starting over would overwrite its records. Move or delete the folder to start over, or choose "
+            f"{ANOTHER_NAME} (algorithm.save_interval_steps sets how often a checkpoint is saved)"
         )
 
 
@@ -142,7 +194,7 @@ def _steps_in_journal(journal: Path) -> int:
 def _steps_in_metrics(metrics: Path) -> int:
     """Return the last step with a complete line; a line that a kill cut short does not count."""
     last = 0
-    for line in metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else ():
+    for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines() if metrics.exists() else ():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             last = max(last, int(json.loads(line)["step"]))
     return last
@@ -180,7 +232,7 @@ def _missing_records(journal: Path, step: int) -> str:
     return (
         f"run.db does not have the records of {len(missing)} of the {step} steps behind {PREFIX}{step} "
         f"({in_words(missing)}): the certificate cannot cover them and will not hold. To train on from these weights "
-        "with a certificate, give them as model_path under another experiment_name"
+        f"with a certificate, give them as model_path under {ANOTHER_NAME}"
     )
 
 

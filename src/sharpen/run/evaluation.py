@@ -32,14 +32,14 @@ from sharpen.experience.journal import Journal
 from sharpen.experience.records import EVALUATIONS
 from sharpen.files import check_writable, write_whole
 from sharpen.monitor.display import Display
+from sharpen.monitor.figures import with_interval
 from sharpen.monitor.statistics import (
     Evaluation,
     accuracy,
+    distinct_rewards,
+    distinct_values,
     evaluation_to_json,
-    metric_is_binary,
-    rewards_are_binary,
 )
-from sharpen.monitor.table import with_interval
 from sharpen.rollout.attempt import UserFunctions
 from sharpen.rollout.in_process import Opener
 from sharpen.rollout.retries import fails_its_task
@@ -148,8 +148,9 @@ class Evaluator:
         """Return the reward of each task, and report failures and tasks left out. Raises as `evaluate`."""
         if any(rollout.outcome == Outcome.OK and rollout.reward is None for one in groups for rollout in one.rollouts):
             raise ConfigError(
-                "evaluation needs rewards, and the workflow gives none: return WorkflowOutput(reward=...), pass a "
-                "judge_func, or set evaluation.hold_out: false (and leave eval_dataset out) to train without evaluating"
+                "evaluation needs rewards, and the workflow gives none: return WorkflowOutput(reward=...), give a "
+                "judge (judge_func, or `judge` in a file), or set evaluation.hold_out: false (and leave eval_dataset "
+                "out) to train without evaluating"
             )
         failed = self.config.rollout.failure_reward or 0.0
         rewards, excluded = rewards_by_task(groups, failure_reward=failed)
@@ -167,7 +168,10 @@ class Evaluator:
         """Yield the reasons why an evaluation says nothing about the model."""
         most = self.config.evaluation.max_without_calls
         if found.num_without_calls > most * found.num_rollouts:
-            idle = "a cache answers in the model's place, or the workflow does not use the model that it is given"
+            idle = (
+                "a cache answers in the model's place, or the workflow does not use the `model` that it receives "
+                "(model.client, or base_url=model.base_url with api_key=model.api_key)"
+            )
             yield f"{without_calls_note(found, idle)} (evaluation.max_without_calls is {most:g})"
         most = self.config.rollout.max_excluded_share
         if left_out > most * found.num_rollouts:
@@ -296,12 +300,10 @@ def _lines_of(found: Evaluation, name: str, whole: Evaluation) -> list[str]:
     lines = []
     for mode, rewards in found.rewards.items():
         if rewards:
-            mean = accuracy(rewards.values(), binary=rewards_are_binary(whole))
-            lines.append(
-                f"{name} {mode}: {mean.accuracy:.3f} [{mean.low:.3f}, {mean.high:.3f}] ({mean.num_tasks} tasks)"
-            )
+            mean = accuracy(rewards.values(), among=distinct_rewards(whole))
+            lines.append(f"{name} {mode}: {with_interval(mean)} ({mean.num_tasks} tasks)")
             for metric, values in found.metrics.get(mode, {}).items():
-                measured = accuracy(values.values(), binary=metric_is_binary(metric, whole))
+                measured = accuracy(values.values(), among=distinct_values(metric, whole))
                 lines.append(f"  {metric}: {with_interval(measured)} ({len(values)} tasks)")
     for other, inner in found.further.items():
         lines += _lines_of(inner, other, whole)

@@ -8,27 +8,14 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
+from sharpen.config.recorded import latest_last
 from sharpen.errors import ConfigError
 from sharpen.files import check_regular
 
-RECORDS = ("metrics.jsonl", "run.db-wal", "run.db", "summary.json", "resolved.json")
-"""What a run writes: the newest of these files says when it last did something."""
-
 
 def list_runs(root: Path) -> list[Path]:
-    """Return the run directories below `root`, the one that wrote last at the end."""
-    return sorted((path.parent for path in root.glob("*/*/resolved.json")), key=lambda run: (last_written(run), run))
-
-
-def last_written(run_dir: Path) -> float:
-    """Return the Unix time at which the run last wrote one of its records."""
-    times = []
-    for name in RECORDS:
-        try:
-            times.append((run_dir / name).stat().st_mtime)
-        except OSError:  # not there, or gone between two looks at a run that works
-            continue
-    return max(times, default=0.0)
+    """Return the run directories below `root`, the one that last recorded something at the end."""
+    return latest_last(path.parent for path in root.glob("*/*/resolved.json"))
 
 
 def find_run(name: str | None, root: Path) -> Path:

@@ -19,16 +19,16 @@ def open_display(resolved: ResolvedConfig) -> Display:
     """Start the display of a run with its panel. The directory is the one that the run will have unless another run
     takes the same name first; the last line of the run tells it again."""
     display = Display(0, sys.stdout)
-    display.panel("sharpen", panel_rows(resolved))
+    display.panel("sharpen", panel_rows(resolved), panel_commands(resolved))
     display.doing("loading libraries")
     return display
 
 
 def panel_rows(resolved: ResolvedConfig) -> Mapping[str, str]:
     """Return what the panel says, by label."""
-    config, run_dir = resolved.config, run_directory(resolved)
+    config = resolved.config
     rows = {
-        "run directory": str(run_dir),
+        "run directory": str(run_directory(resolved)),
         "model": config.model.model_path,
         "algorithm": config.algorithm.algorithm_type,
         "tasks": _dataset(config.train_dataset),
@@ -40,10 +40,16 @@ def panel_rows(resolved: ResolvedConfig) -> Mapping[str, str]:
     size = config.algorithm.batch_size
     rows["steps"] = f"{steps}" if steps else f"{epochs} {'epoch' if epochs == 1 else 'epochs'}"
     rows["steps"] += f", {size} tasks in each"
-    rows["watch"] = f"sharpen view {run_dir}"
-    if config.monitor_type == "tensorboard":
-        rows[""] = f"tensorboard --logdir {run_dir / 'monitor' / 'tensorboard'}"
     return rows
+
+
+def panel_commands(resolved: ResolvedConfig) -> Mapping[str, str]:
+    """Return the commands to look at the run."""
+    run_dir = run_directory(resolved)
+    commands = {"watch": f"sharpen view {run_dir}"}
+    if resolved.config.monitor_type == "tensorboard":
+        commands[""] = f"tensorboard --logdir {run_dir / 'monitor' / 'tensorboard'}"
+    return commands
 
 
 def run_directory(resolved: ResolvedConfig) -> Path:

@@ -25,7 +25,7 @@ _PARTS = re.compile(r"global_step_\d+|monitor|trainer_state|\..*")
 _FRESH_S = 300.0
 """A run on another machine is taken to be running if it wrote this recently."""
 
-State = Literal["running", "ended", "stopped", "empty"]
+State = Literal["running", "ended", "failed", "stopped", "empty"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +97,12 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def state_of(folder: Folder, ended: bool) -> State:
-    """Return what a run is doing. `ended` says whether its summary has a verdict."""
+def state_of(folder: Folder, *, ended: bool, failed: bool = False) -> State:
+    """Return what a run is doing. `ended` says whether its summary has a verdict, `failed` whether it has an error."""
     if _is_held(folder.path / "run.lock"):
         return "running"
+    if failed:
+        return "failed"
     if ended:
         return "ended"
     return "stopped" if any((folder.path / mark).exists() for mark in MARKS) else "empty"
@@ -115,7 +117,7 @@ def _is_held(lock: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         return False
     if host != socket.gethostname():
-        return time.time() - last_written(lock.parent) < _FRESH_S
+        return time.time() - _last_touched(lock.parent) < _FRESH_S
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -125,8 +127,9 @@ def _is_held(lock: Path) -> bool:
     return True
 
 
-def last_written(path: Path) -> float:
-    """Return when the run last wrote one of its records, in seconds since 1970; 0 if it never did."""
+def _last_touched(path: Path) -> float:
+    """Return when a file of the run was last written, in seconds since 1970, which no reader does; 0 if none is there.
+    A long step touches them more often than it records a time."""
     times = []
     for name in (*MARKS, "run.db-wal", "evaluations.db-wal"):
         try:

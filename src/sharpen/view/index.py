@@ -139,7 +139,7 @@ class Index:
         for journal in (self.folder.journal, self.folder.evaluations):
             if journal.exists():
                 try:
-                    with closing(open_at_rest(journal)) as connection:
+                    with closing(open_journal(journal)) as connection:
                         total += connection.execute("SELECT COUNT(*) FROM rollouts").fetchone()[0]
                 except (JournalError, sqlite3.Error) as error:
                     problems.append(f"{journal.name} cannot be read: {reason(error)}")
@@ -204,7 +204,7 @@ class Index:
     def _add_groups(self, journal: Path, number: int) -> bool:
         """Add the next groups of a journal in one transaction, in which their place is looked up: another process may
         have gone on meanwhile."""
-        with closing(open_at_rest(journal)) as source, closing(self._connect()) as index:
+        with closing(open_journal(journal)) as source, closing(self._connect()) as index:
             index.execute("BEGIN IMMEDIATE")
             done = _done(index, number)
             if done and _fingerprint(source) != _known(index, number):
@@ -246,13 +246,6 @@ def _tables_of_this_version() -> list[tuple[str, str]]:
     with closing(sqlite3.connect(":memory:")) as connection:
         _make_tables(connection)
         return _tables(connection)
-
-
-def open_at_rest(journal: Path) -> sqlite3.Connection:
-    """Open a journal for reading without leaving files of SQLite's beside it: where it has no log, nobody is writing,
-    and it can be read as a file at rest. Raises `JournalError` if it is none, or another version's."""
-    log = journal.with_name(f"{journal.name}-wal")
-    return open_journal(journal, at_rest=not log.exists() or not log.stat().st_size)
 
 
 def _insert_group(index: sqlite3.Connection, group: GroupEntry) -> None:

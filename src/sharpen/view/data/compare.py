@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sharpen.monitor.statistics import is_binary, paired_difference
+from sharpen.config.recorded import STARTED
+from sharpen.monitor.statistics import paired_difference
 from sharpen.view.data.measures import Measure, Series
 from sharpen.view.data.run import Cost, cost_of, evaluations, training
 from sharpen.view.data.runs import RunRow, run_row
@@ -20,8 +21,8 @@ from sharpen.view.files import RunFiles
 from sharpen.view.folders import Folder
 from sharpen.view.index import Index
 
-_OF_THE_PLACE = ("name", "project", "checkpoint_root_dir")
-"""Settings that say where a run is, not what it does."""
+_OF_THE_PLACE = ("name", "project", "checkpoint_root_dir", STARTED)
+"""What says where and when a run was, not what it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +119,7 @@ def _differences(
     found = []
     for place in (place for place in ours if place in theirs):
         before, after = ours[place], theirs[place]
-        binary = is_binary([*before.values(), *after.values()])
-        measure = Measure.of(paired_difference(before, after, binary=binary))
+        measure = Measure.of(paired_difference(before, after, among={*before.values(), *after.values()}))
         if measure is not None:
             found.append(
                 Difference(

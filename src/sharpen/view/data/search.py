@@ -14,9 +14,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sharpen.errors import JournalError
+from sharpen.experience.reading import open_journal
 from sharpen.transcript import clean_for_page
 from sharpen.view.entries import TRAINING, read_text
-from sharpen.view.index import Index, IndexState, apart, open_at_rest
+from sharpen.view.index import Index, IndexState, apart
 
 PAGE = 50
 ORDERS: Mapping[str, str] = {
@@ -195,7 +196,7 @@ def _with_snippets(index: Index, hits: Sequence[Hit], text: str) -> tuple[Hit, .
             assert number is not None, "a hit's name is made of its number"
             try:
                 if number % 2 not in sources:
-                    sources[number % 2] = stack.enter_context(closing(open_at_rest(journals[number % 2])))
+                    sources[number % 2] = stack.enter_context(closing(open_journal(journals[number % 2])))
                 found.append(replace(hit, snippet=snippet(read_text(sources[number % 2], number // 2), text)))
             except (JournalError, sqlite3.Error):
                 found.append(hit)

@@ -1,0 +1,71 @@
+"""What the certificate does not see yet, and that everyone is told so where the claim is made."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.certificate.certify import certify
+
+ROOT = Path(__file__).parents[2]
+CLAIM = re.compile(r"comput\w+ (?:once more|twice|again) from (?:the|its|their) record", re.IGNORECASE)
+
+
+async def prefers_letter(task: Any, model: Any) -> WorkflowOutput:
+    """The reward is the share of the letter 'e' in the answer."""
+    reply = await model.client.chat.completions.create(
+        model=model.name, messages=[{"role": "user", "content": task["question"]}], max_tokens=8
+    )
+    return WorkflowOutput(reward=(reply.choices[0].message.content or "").count("e") / 8)
+
+
+def negated(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Turn every gradient around, after the backward pass and before the update."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad.neg_()
+
+
+def test_an_update_in_the_wrong_direction_is_certified(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> None:
+    """This is the gap that the pages name. Red once the certificate finds it: then the pages must claim it."""
+    hook = register_optimizer_step_pre_hook(negated)
+    try:
+        result = tune(
+            workflow_func=prefers_letter,
+            train_dataset=DatasetConfig(path=str(toy_dataset), split="train", total_steps=2),
+            model=TunerModelConfig(model_path=str(toy_model_dir), max_model_len=128, max_tokens=8),
+            algorithm=AlgorithmConfig(group_size=4, batch_size=4, learning_rate=2e-2),
+            settings={
+                "checkpoint_root_dir": str(tmp_path),
+                "check.enabled": False,
+                "evaluation.before_and_after": False,
+            },
+        )
+    finally:
+        hook.remove()
+    found = certify(result.run_dir)
+    assert found.holds
+    assert any("optimizer's update" in line for line in found.lines())
+
+
+def test_who_claims_says_what_is_not_recomputed() -> None:
+    """In the same paragraph, row or line. Red where a page or a template says that a step is computed once more,
+    and not that its update is not."""
+    texts = [ROOT / "README.md"]
+    for place, kinds in (("docs", {".md"}), ("examples", {".md"}), ("src", {".py", ".md", ".html"})):
+        texts += [path for path in (ROOT / place).rglob("*") if path.suffix in kinds]
+    claims = {}
+    for path in texts:
+        for paragraph in re.split(r"\n\s*\n|\n(?=[|-])", path.read_text(encoding="utf-8")):
+            words = " ".join(paragraph.split())
+            if CLAIM.search(words):
+                claims[str(path.relative_to(ROOT))] = words
+    assert {"README.md", "docs/understand/trust.md", "docs/understand/certificate.md"} < set(claims)
+    assert len(claims) >= 6, "templates claim it too"
+    assert [place for place, words in claims.items() if "optimizer's update" not in words] == []
