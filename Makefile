@@ -145,8 +145,8 @@ test-postgres: .venv/installed
 test-models: .venv/installed
 	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/models -m models tests/models
 
-# Every benchmark, example and command of the documentation as it is printed there, with fewer of everything: does it run?
-# Two of the benchmarks have another side in an environment of its own.
+# Benchmarks, examples and commands of the documentation as they are printed there, with fewer of everything: do they run?
+# Two of the benchmarks have another side in an environment of its own. CI does not make them.
 test-documented: .venv/installed .venv-litellm/installed .venv-trl/installed
 	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/documented -m documented tests/documented
 
@@ -188,7 +188,7 @@ docs: .venv-docs/installed
 
 # What the suites beside `make test` run in, made one after the other: for each, pip writes the same files into src/.
 environments: .venv/installed .venv/node/installed
-	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2 clients docs litellm trl)
+	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2 clients docs)
 
 check: .venv/installed
 	$(BIN)/ruff format --check .

@@ -24,11 +24,13 @@ ELSEWHERE = {
     r"doctor": "tests/doctor/test_doctor.py",
     r"export .*--for (hub|gguf)": "tests/cli",
     r"export record|show record": "tests/record/test_record_command.py",
+    r"plan --run": "tests/plan/test_forecast.py",
     r"record ": "tests/record/test_record_command.py",
     r"run --config (config|sft)\.yaml": "tests/supervised/test_supervised_runs.py",
     r"(run|explain) --config (examples/.*/calculator|gsm8k)\.yaml": "tests/examples/test_example_trinity_workflow.py",
     r"run .*mode=": "tests/end_to_end/test_two_processes.py",
     r"seeds |sweep ": "tests/several",
+    r"show .*--failed": "tests/diagnose/test_cli_show.py",
     r"serve ": "tests/serve/test_serve_command.py",
     r"view": "tests/view/test_view_command.py",
 }
@@ -36,10 +38,10 @@ ELSEWHERE = {
 PLACES = {line.partition("#")[0].strip(): place for place, line in lines_of_blocks()}
 LINES = [(place, line) for line, place in PLACES.items() if not any(re.match(one, line) for one in ELSEWHERE)]
 SMALL = {
-    "train_dataset.total_steps": 1,
+    "train_dataset.total_steps": 2,
     "algorithm.batch_size": 2,
     "algorithm.group_size": 2,
-    "evaluation.max_tasks": 12,
+    "evaluation.max_tasks": 20,
     "check.enabled": "false",
 }
 
@@ -68,7 +70,7 @@ def exchanged(line: str, folder: Path, out: Path) -> list[str]:
         r"\bRUN\b": "my_run",
         r"checkpoints/Sharpen/Experiment-\d+": "checkpoints/Sharpen/my_run",
         r"checkpoints//run": "checkpoints/Sharpen/my_run",
-        r"step-39/train/3212/4": rollout.id,
+        r"step[-_]\d+/train/3212/4": rollout.id,
         r"\b3212/4": rollout.id.split("/", 1)[1],
         r"--step 12 --task train/3212": f"--step 1 --task {rollout.task_id}",
         r"/tmp/report.html": str(out / "report.html"),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {"test-slow", "test-agentscope-slow", "test-gpu", "test-older-openai"}
-"""Suites that take long, or need what CI has not got: a GPU, one environment more."""
+ELSEWHERE = {"test-slow", "test-agentscope-slow", "test-gpu", "test-older-openai", "test-documented"}
+"""Suites that take long, or need what CI has not got: a GPU, further environments."""
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not here")
