@@ -76,7 +76,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "diagnose",
     },
     "several": set(),
-    "view": {"monitor", "rollout", "experience", "diagnose", "transcript", "several"},
+    "view": {"monitor", "rollout", "experience", "certificate", "diagnose", "transcript", "several"},
     "report": {"families", "monitor", "experience", "rollout", "trainer", "transcript", "view"},
     "rescore": {"rollout", "transcript"},
     "trials": {"monitor", "rollout"},
