@@ -55,7 +55,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "decide": {"tasks", "algorithm", "monitor", "rollout", "operators", "trainer", "compat", "recipe", "execution"},
     "supervised": {"tasks", "algorithm", "families", "inference", "experience", "operators", "gateway", "execution"},
     "certificate": {"token_masks", "tasks", "algorithm", "sync", "experience", "trainer", "execution", "supervised"},
-    "diagnose": {"algorithm", "rollout", "experience", "recipe", "certificate"},
+    "diagnose": {"algorithm", "monitor", "rollout", "experience", "recipe", "certificate"},
     "run": {
         "tasks",
         "algorithm",
@@ -75,8 +75,8 @@ IMPORTS: Mapping[str, set[str]] = {
         "certificate",
         "diagnose",
     },
-    "several": set(),
-    "view": {"monitor", "rollout", "experience", "certificate", "diagnose", "transcript", "several"},
+    "several": {"monitor"},
+    "view": {"monitor", "rollout", "experience", "certificate", "diagnose", "transcript"},
     "report": {"families", "monitor", "experience", "rollout", "trainer", "transcript", "view"},
     "rescore": {"rollout", "transcript"},
     "trials": {"monitor", "rollout"},
@@ -126,6 +126,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "screen",
         "view",
     },
+    "__main__": {"cli"},
 }
 """What each room imports beside the ground, from the ground up: a room imports only what stands above it here."""
 

@@ -20,8 +20,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from sharpen.monitor.figures import ends, fixed
+from sharpen.monitor.intervals import student_quantile
 from sharpen.monitor.summary import peak_memory_mb, process_seconds
-from sharpen.several.spread import student_quantile
 
 NUM_THREADS = 2
 Mode = Literal["greedy", "sampled"]
@@ -90,9 +91,11 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
+        difference = fixed(100 * self.difference, 1, sign=True)
         if math.isinf(self.low):
-            return f"{100 * self.difference:+.1f}"
-        return f"{100 * self.difference:+.1f} ({100 * self.low:+.1f}, {100 * self.high:+.1f})"
+            return difference
+        shown = ends(100 * self.low, 100 * self.high, decimals=1, sign=True, unit="seed")
+        return f"{difference} ({shown[1:-1]})"
 
 
 def difference(ours_S: Sequence[float], theirs_S: Sequence[float]) -> Interval:

@@ -67,13 +67,13 @@ def gains(prompt: str, figures: Mapping[str, float], result: TuneResult) -> list
     lines = [
         "",
         f"the prompt:  {figures['before']:.3f} -> {figures['after']:.3f}, "
-        f"{figures['difference']:+.3f} [{figures['low']:+.3f}, {figures['high']:+.3f}]  {prompt!r}",
+        f"{figures['difference']:+.3g} [{figures['low']:+.3g}, {figures['high']:+.3g}]  {prompt!r}",
     ]
     if trained.difference is None:
         return [*lines, f"the weights: {trained.text}"]
     before, after = result.before["sampled"].accuracy, result.after["sampled"].accuracy
-    interval = f"[{trained.low:+.3f}, {trained.high:+.3f}]"
-    return [*lines, f"the weights: {before:.3f} -> {after:.3f}, {trained.difference:+.3f} {interval}  {trained.model}"]
+    interval = f"[{trained.low:+.3g}, {trained.high:+.3g}]"
+    return [*lines, f"the weights: {before:.3f} -> {after:.3f}, {trained.difference:+.3g} {interval}  {trained.model}"]
 
 
 @contextlib.contextmanager

@@ -139,22 +139,23 @@ def run_config(
                 loop.run()
                 verdict = judge_run(loop, site)
                 write_outcome(loop, site, verdict)
-            except BaseException:
-                _end_early(loop, site)
+            except BaseException as error:
+                _end_early(loop, site, error)
                 raise
             _write_report(site.directory.path, site.display.message)
             return result(loop, site, verdict)
 
 
-def _end_early(loop: Loop, site: Site) -> None:
+def _end_early(loop: Loop, site: Site, error: BaseException) -> None:
     """Write what there is of a run that an error or an interrupt ends. What cannot be written is said: the error that
     ends the run is the one to raise."""
     from sharpen.run.outcome import end_early, write_outcome
 
     try:
-        write_outcome(loop, site, None)
-    except Exception as error:
-        site.display.message(f"the results so far could not be written ({type(error).__name__}: {error})")
+        write_outcome(loop, site, None, error)
+        site.transcripts.flush()
+    except Exception as failure:
+        site.display.message(f"the results so far could not be written ({type(failure).__name__}: {failure})")
     _write_report(site.directory.path, site.display.message)
     end_early(loop, site)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -340,6 +341,7 @@ class Rollout:
 class Group:
     """The rollouts of one task that were started together: the unit over which advantages are computed.
 
+    `id` begins with the step that the group was drawn for (`id_of_group`), and a rollout's id with that of its group.
     `version` is the policy version served at the start; each token has its own. `rollouts` has the last attempt of each
     rollout, scored or not; `attempts` has the earlier, failed attempts, for the record only. `baseline` is an
     additional greedy rollout, if the algorithm compares with one: its reward is used for that only.
@@ -431,3 +433,25 @@ class Check:
     checked: int
     broken: int
     first: str | None = None
+
+
+_STEP_OF_ID = re.compile(r"step(?P<form>[_-])(?P<number>\d+)(?=/|$)")
+
+
+def id_of_group(step: int, name: str) -> str:
+    """Return the id of a group that is drawn for training `step`, which counts from 1: `step_10/train/7`. In an
+    asynchronous run its rollouts are made while earlier steps train; replayed, it trains again under the same id."""
+    return f"step_{step}/{name}"
+
+
+def step_of_group(id_: str) -> int | None:
+    """Return the step that the group, or the rollout, of this id was drawn for; None for another id. Ids of earlier
+    versions count the steps before: `step-9/train/7` was drawn for step 10."""
+    found = _STEP_OF_ID.match(id_)
+    return None if found is None else int(found["number"]) + (found["form"] == "-")
+
+
+def noise_name(id_: str) -> str:
+    """Return the name under which a rollout's noise is drawn: its id in earlier versions, whose runs go on with it."""
+    found = _STEP_OF_ID.match(id_)
+    return id_ if found is None or found["form"] == "-" else f"step-{int(found['number']) - 1}{id_[found.end() :]}"

@@ -35,11 +35,11 @@ def make_run(bench, side, *, step_s, rewards=(0.25, 0.5, 0.75), process_s=100.0,
 
 
 def test_a_difference_by_hand(bench):
-    """Means 0.9 and 0.7, variances 0.01 each: error sqrt(0.02 / 3) = 0.081650, times t(2) = 4.303 is 0.351339."""
+    """Means 0.9 and 0.7, variances 0.01 each: error sqrt(0.02 / 3) = 0.081650, times t(2) = 4.302653 is 0.351311."""
     found = bench.runs.difference([0.9, 0.8, 1.0], [0.6, 0.7, 0.8])
     assert found.difference == pytest.approx(0.2)
-    assert found.low == pytest.approx(0.2 - 0.351339, abs=1e-6)
-    assert found.high == pytest.approx(0.2 + 0.351339, abs=1e-6)
+    assert found.low == pytest.approx(0.2 - 0.351311, abs=1e-6)
+    assert found.high == pytest.approx(0.2 + 0.351311, abs=1e-6)
 
 
 def test_one_seed_says_nothing_about_the_spread(bench):
@@ -101,8 +101,8 @@ def test_the_table_and_what_is_judged(bench):
     assert ("greedy %, before", "25.0", "25.0", "") in rows
     assert ("steps in time of our 3", "2 (2-2)", "3", "") in rows
     assert (ratios["step"], ratios["process"], ratios["trained_tokens"]) == (4.0, 2.0, 1.0)
-    assert ratios["greedy_equal_steps_high"] == pytest.approx(-0.05 + 12.706 * 0.05)
-    assert ratios["sampled_quarter_low"] == pytest.approx(0.4 - 12.706 * math.sqrt(0.005))
+    assert ratios["greedy_equal_steps_high"] == pytest.approx(-0.05 + 12.706205 * 0.05)
+    assert ratios["sampled_quarter_low"] == pytest.approx(0.4 - 12.706205 * math.sqrt(0.005))
     assert ratios["sampled_end_high"] == ratios["sampled_equal_steps_high"]
     assert bench.compare.markdown(("a", "b"), [("c", "d")]) == "| a | b |\n|---|---|\n| c | d |"
     one, ratios_of_one = bench.compare.make_rows(pairs[:1], before)

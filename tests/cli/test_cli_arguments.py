@@ -93,7 +93,7 @@ def test_ls_leaves_empty_what_is_damaged(tmp_path: Path, capsys, content):
     assert main(["ls", "--root", str(tmp_path), "--json"]) == 0
     found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
     assert found["Project/damaged"] | {"written": 0} == {
-        **dict.fromkeys(("model", "algorithm", "before", "after", "verdict")),
+        **dict.fromkeys(("model", "algorithm", "before", "after", "verdict", "error")),
         "name": "Project/damaged",
         "run_dir": str(run),
         "state": "stopped",

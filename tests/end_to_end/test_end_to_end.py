@@ -141,6 +141,7 @@ def test_interrupted_run_continues_where_it_was(tmp_path, toy_model_dir, toy_dat
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, toy_model_dir, toy_dataset, workflow_func=interrupting, settings=settings, steps=6, **options)
     assert (tmp_path / "P" / "fixed" / "latest" / "config.json").exists()
+    assert json.loads((tmp_path / "P" / "fixed" / "summary.json").read_text())["error"]["kind"] == "KeyboardInterrupt"
     result = run(tmp_path, toy_model_dir, toy_dataset, settings=settings, steps=6, **options)
     steps = [json.loads(line)["step"] for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4, 5, 6]

@@ -95,7 +95,7 @@ def test_the_certificate_says_what_it_checked_and_what_is_gone(finished, capsys)
 
 def test_numbers_that_changed_are_found_in_trimmed_steps_too(copied):
     with closing(sqlite3.connect(copied / "run.db")) as connection, connection:
-        connection.execute("UPDATE rollouts SET reward = reward + 0.5 WHERE idx = 0 AND group_id LIKE 'step-0/%'")
+        connection.execute("UPDATE rollouts SET reward = reward + 0.5 WHERE idx = 0 AND group_id GLOB 'step_1/*'")
     problems = certify(copied, logprobs=False).problems
     assert any(problem.startswith("step 1: ") and "expected" in problem for problem in problems)
 
@@ -141,7 +141,7 @@ def test_states_that_only_text_showed_cannot_be_certified(tmp_path, toy_model_di
 
 
 def test_commands_say_that_text_was_dropped(finished, tmp_path, capsys):
-    gone, there = "step-0", "step-3"
+    gone, there = "step_1", "step_4"
     assert main(["show", str(finished), "--step", "1"]) == 0
     assert "journal.keep_steps" in capsys.readouterr().out
     names = {group.id.split("/")[0]: group.rollouts[0].id for group in read_groups(finished / "run.db")}

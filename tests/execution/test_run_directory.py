@@ -12,6 +12,7 @@ from sharpen.config import former
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.errors import CheckpointError, ConfigError
 from sharpen.experience.journal import Journal
+from sharpen.monitor.ended import read_ended
 from sharpen.run.directory import RunDirectory, open_run_directory
 from sharpen.run.identity import Identity, changed_rows, model_identity, rows_identity, used_rows_unchanged
 from sharpen.tasks.source import Row
@@ -370,6 +371,25 @@ def test_a_directory_is_held_while_it_is_open(tmp_path: Path):
     with pytest.raises(ConfigError, match="'one' is in use"):
         twice()
     assert opened(settings(tmp_path)).checkpoint is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("no room"), ConfigError("does not fit")])
+def test_whatever_ends_a_run_in_its_directory_is_noted_there_and_a_refused_start_is_not(
+    tmp_path: Path, error: BaseException
+):
+    """Before the first step too: a model that cannot be loaded, a check that failed, Ctrl-C. Red when only the loop
+    writes it, or when a process that may not have the directory writes into it."""
+    with pytest.raises(type(error)), open_run_directory(settings(tmp_path), None, NOTHING) as directory:
+        raise error
+    noted = read_ended(directory.path)
+    assert noted is not None
+    assert noted.kind == type(error).__name__
+    run_directory(tmp_path, 1)
+    with pytest.raises(ConfigError, match="group_size: 8 -> 3"):
+        opened(settings(tmp_path, algorithm__group_size=3))
+    assert read_ended(directory.path) == noted
+    opened(settings(tmp_path))
+    assert read_ended(directory.path) is None
 
 
 def test_runs_of_the_same_second_get_names_of_their_own(tmp_path: Path):

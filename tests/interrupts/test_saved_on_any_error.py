@@ -11,7 +11,9 @@ import pytest
 from step_walks import letters
 
 from sharpen import AlgorithmConfig, DatasetConfig, TuneResult, TunerModelConfig, tune
+from sharpen.diagnose.diagnosis import diagnose, read_run
 from sharpen.errors import JournalError, SharpenError
+from sharpen.monitor.ended import read_ended
 from sharpen.trainer.checkpoint import load, pointed
 
 
@@ -50,6 +52,9 @@ def test_a_sampling_that_cannot_be_trained_in_step_3_saves_step_2(tmp_path, toy_
     latest = pointed(tmp_path / "P" / "fixed", "latest")
     assert load(latest).state["position"]["step"] == 2
     assert "; saving a checkpoint of step 2, the last whole one" in capsys.readouterr().out
+    ended = read_ended(tmp_path / "P" / "fixed")
+    assert "top_p" in ended.message
+    assert "after step 2" in diagnose(read_run(tmp_path / "P" / "fixed"))[0].what
 
 
 def test_a_journal_that_breaks_in_step_3_saves_step_2_and_is_one_error(tmp_path, toy_model_dir, toy_dataset, capsys):
@@ -75,3 +80,4 @@ def test_a_journal_that_breaks_in_step_3_saves_step_2_and_is_one_error(tmp_path,
     said = capsys.readouterr().out
     assert "; saving a checkpoint of step 2, the last whole one" in said
     assert "the results so far could not be written" in said
+    assert read_ended(journal.parent).kind == "JournalError"

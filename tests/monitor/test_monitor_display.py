@@ -122,8 +122,8 @@ def test_the_table_has_what_workflow_and_judge_measured_with_paired_intervals():
         "-" * 90,
         "greedy accuracy        0.250 [0.112, 0.469]  0.750 [0.531, 0.888]  +0.500 [+0.223, +0.675]",
         "  judge/right          0.250 [0.112, 0.469]  0.750 [0.531, 0.888]  +0.500 [+0.223, +0.675]",
-        "  workflow/characters  1,095 [1,069, 1,121]  1,295 [1,269, 1,321]  +200 [+200, +200]",
-        "  rare (2)             0.500 [0.095, 0.905]  0.500 [0.095, 0.905]  +0.000 [-0.573, +0.573]",
+        "  workflow/characters  1,095 [1,067, 1,123]  1,295 [1,267, 1,323]  +200 [on every task]",
+        "  rare (2)             0.500 [0.095, 0.905]  0.500 [0.095, 0.905]  0.000 [-0.573, +0.573]",
         "sampled accuracy       0.250 [0.112, 0.469]  0.750 [0.531, 0.888]  +0.500 [+0.223, +0.675]",
     ]
     assert max(map(len, lines)) <= 100
@@ -170,19 +170,19 @@ def test_rewards_that_are_not_zero_or_one_are_called_rewards():
 
 
 def test_what_is_an_accuracy_is_decided_by_all_evaluations_of_the_run():
-    """Red where each mode, dataset and cell decides for itself: `greedy accuracy 1.500 [0.520, 2.480]`, or Wilson's
-    interval of the one model beside a normal one of the other."""
+    """Red where each mode, dataset and cell decides for itself: `greedy accuracy 1.500 [-4.853, 7.853]`, or
+    Wilson's interval of the one model beside Student's of the other. By hand: 1.5 -+ 12.706 * 0.7071 / sqrt(2)."""
     few = {"a": 0.0, "b": 0.0}
     before = Evaluation(greedy=few, sampled=few, further={"hard": Evaluation(greedy=few, sampled=few)})
     after = Evaluation(greedy=few, sampled=few, further={"hard": Evaluation(greedy={"a": 1.0, "b": 2.0}, sampled=few)})
     rows = [line.split() for line in comparison_lines(before, after) if "greedy" in line or "sampled" in line]
     assert [row[1] for row in rows] == ["reward"] * 4
-    assert " ".join(rows[0][2:5]) == "0.000 [0.000, 0.000]"
-    assert " ".join(rows[2][5:8]) == "1.500 [0.520, 2.480]"
+    assert " ".join(rows[0][2:5]) == "0.000 [on every"
+    assert " ".join(rows[2][6:9]) == "1.500 [-4.853, 7.853]"
     shares = Evaluation(greedy=few, sampled=few, metrics={"greedy": {"judge/turns": few}})
     counts = Evaluation(greedy=few, sampled=few, metrics={"greedy": {"judge/turns": {"a": 3.0, "b": 3.0}}})
     (turns,) = [line for line in comparison_lines(shares, counts) if "judge/turns" in line]
-    assert turns.split()[1:4] == ["0.000", "[0.000,", "0.000]"]
+    assert turns.split()[1:4] == ["0.000", "[0.000,", "1.973]"]  # 3 times Wilson's of 0 of 2: z^2 / (2 + z^2)
 
 
 def test_an_evaluation_takes_as_long_as_from_its_start():

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharpen.monitor.intervals import newcombe, wilson
 from sharpen.monitor.statistics import (
     Evaluation,
     accuracy,
     accuracy_metrics,
-    newcombe,
     paired_difference,
-    wilson,
 )
 
 COUNTS = st.integers(min_value=0, max_value=60)
@@ -50,11 +49,11 @@ def test_accuracy_of_zero_one_rewards():
     assert (found.low, found.high) == wilson(15, 20)
 
 
-def test_mean_of_other_rewards_has_a_normal_interval():
-    """Mean 0.5, standard deviation of 0.25, 0.5, 0.75 is 0.25, half width 1.95996 * 0.25 / sqrt(3) = 0.28290."""
+def test_mean_of_other_rewards_has_students_interval():
+    """Mean 0.5, standard deviation of 0.25, 0.5, 0.75 is 0.25, half width 4.302653 * 0.25 / sqrt(3) = 0.621035."""
     found = accuracy([0.25, 0.5, 0.75])
     assert found.accuracy == 0.5
-    assert (found.low, found.high) == pytest.approx((0.5 - 0.28290, 0.5 + 0.28290), abs=1e-5)
+    assert (found.low, found.high) == pytest.approx((0.5 - 0.621035, 0.5 + 0.621035), abs=1e-6)
 
 
 def test_too_few_tasks_have_an_unknown_interval():
@@ -72,9 +71,9 @@ def test_a_difference_is_paired_by_task_and_only_over_common_tasks():
 
 
 def test_a_paired_difference_of_other_rewards_uses_the_differences():
-    """Differences 0.2 and 0.4: mean 0.3, deviation 0.141421, half width 1.95996 * 0.1 = 0.195996."""
+    """Differences 0.2 and 0.4: mean 0.3, deviation 0.141421, half width 12.706205 * 0.1 = 1.270620."""
     found = paired_difference({"a": 0.1, "b": 0.2}, {"a": 0.3, "b": 0.6})
-    assert (found.difference, found.low, found.high) == pytest.approx((0.3, 0.3 - 0.195996, 0.3 + 0.195996), abs=1e-6)
+    assert (found.difference, found.low, found.high) == pytest.approx((0.3, 0.3 - 1.270620, 0.3 + 1.270620), abs=1e-6)
 
 
 @given(COUNTS, COUNTS, COUNTS, COUNTS)

@@ -42,7 +42,7 @@ def test_summary_has_exactly_the_keys_that_programs_read(tmp_path: Path):
     )
     write_summary(path, summary)
     content = json.loads(path.read_text())
-    assert set(content) == {*NUMBERS, "verdict", "before", "after", "further", "model_dir", "run_dir"}
+    assert set(content) == {*NUMBERS, "error", "verdict", "before", "after", "further", "model_dir", "run_dir"}
     assert content["verdict"] == {
         "kind": "worse",
         "model": "m",

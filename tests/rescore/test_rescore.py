@@ -112,7 +112,7 @@ def test_what_was_trimmed_is_counted_and_the_moments_are_named(tmp_path, capsys)
     words = ["rescore", str(run), "--judge", f"{tmp_path / 'other.py'}:long"]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert "held-out/sampled, step-3 - step-2: +0.000 [" in out
+    assert "held-out/sampled, step-3 - step-2: 0.000 [" in out
     assert "12 evaluated rollouts cannot be judged: the run dropped their text (journal.keep_steps): step-1" in out
     assert main([*words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)

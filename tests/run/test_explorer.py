@@ -132,7 +132,7 @@ def test_batches_begin_with_the_weights_that_serve():
     """Interval 2, offset 1, six steps: `b1 b2 b3 t1 t2 s2 b4 b5 t3 t4 s4 b6 t5 t6 s6`."""
     serving, trainer = Serving(), Trainer()
     one = explorer(serving, interval=2, offset=1)
-    assert [step(one, trainer) for _ in range(6)] == [[f"step-{n}/t{n}"] for n in range(6)]
+    assert [step(one, trainer) for _ in range(6)] == [[f"step_{n + 1}/t{n}"] for n in range(6)]
     assert [version for _, version in serving.runner.begun] == [0, 0, 0, 2, 2, 4]
     assert serving.published == [2, 4, 6]
 
@@ -140,20 +140,20 @@ def test_batches_begin_with_the_weights_that_serve():
 def test_what_is_in_flight_is_in_the_position_and_rolled_out_first_again():
     serving, trainer = Serving(), Trainer()
     one = explorer(serving, offset=2)
-    serving.runner.held = {"step-2/t2"}
+    serving.runner.held = {"step_3/t2"}
     step(one, trainer)
     state, drawn = one.position()
     assert drawn == [[1], [2]]
     assert one.num_ahead == 1
     one.close()
-    assert serving.runner.futures["step-2/t2"].cancelled()
+    assert serving.runner.futures["step_3/t2"].cancelled()
 
     again = Serving()
     other = explorer(again, offset=2, trained=1, version=1, drawn=drawn)
     other._order.restore(state)
     assert other.position()[1] == drawn
-    assert [step(other, trainer) for _ in range(5)] == [[f"step-{n}/t{n}"] for n in range(1, 6)]
-    assert again.runner.begun[:2] == [("step-1/t1", 1), ("step-2/t2", 1)]
+    assert [step(other, trainer) for _ in range(5)] == [[f"step_{n + 1}/t{n}"] for n in range(1, 6)]
+    assert again.runner.begun[:2] == [("step_2/t1", 1), ("step_3/t2", 1)]
 
 
 def test_an_evaluation_waits_for_what_is_in_flight_and_gets_the_latest_weights():

@@ -76,8 +76,8 @@ def test_a_batch_names_its_sessions_and_all_weights_and_reads_back():
     chosen = [[visit("a", reward=1.0), visit("a", reward=0.0)], [visit("a"), visit("a", weights=[("old", 2)])]]
     made = make_batch(chosen, 7, Compared(), SIZES, generate_s=1.5)
     back = ExploredBatch.from_bytes(made.to_bytes())
-    assert [group.id for group in back.rollouts.groups] == ["step-6/a", "step-6/a#2"]
-    assert [one.id for one in back.rollouts.groups[0].rollouts] == ["step-6/a/0", "step-6/a/1"]
+    assert [group.id for group in back.rollouts.groups] == ["step_7/a", "step_7/a#2"]
+    assert [one.id for one in back.rollouts.groups[0].rollouts] == ["step_7/a/0", "step_7/a/1"]
     assert back.sampled_by == (("", 0), ("old", 2))
     assert back.order[SESSIONS] == [one.id for members in chosen for one in members]
     assert back.rollouts.usable == 2

@@ -130,7 +130,7 @@ def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Pa
     assert len(groups) == 2 * STEPS
     continued = next(one for group in groups for one in group.rollouts if len(one.calls) == 4)
     assert [call.index for call in continued.calls] == [0, 1, 2, 3]
-    assert {one.id for group in groups for one in group.rollouts if one.reward == 0.5} == {"step-2/b2/1"}
+    assert {one.id for group in groups for one in group.rollouts if one.reward == 0.5} == {"step_3/b2/1"}
     assert certify(run_dir(config), logprobs=True).holds
 
 

@@ -34,14 +34,14 @@ def trained(name, settings, gain, code=0):
 
 
 def test_the_interval_is_students():
-    """By hand: mean 2, deviation 1, 4.303 / sqrt(3) = 2.484."""
+    """By hand: mean 2, deviation 1, 4.302653 / sqrt(3) = 2.484138."""
     found = spread([1.0, 2.0, 3.0])
     assert (found.mean, found.deviation, found.count) == (2.0, 1.0, 3)
-    assert found.low == pytest.approx(2 - 2.4843, abs=1e-4)
+    assert found.low == pytest.approx(2 - 2.484138, abs=1e-6)
     assert spread([5.0]).low is None
     assert spread([]) is None
     many = [float(n % 2) for n in range(60)]
-    assert spread(many).high - fmean(many) == pytest.approx(1.96 * spread(many).deviation / 60**0.5, rel=1e-4)
+    assert spread(many).high - fmean(many) == pytest.approx(2.0010 * spread(many).deviation / 60**0.5, rel=1e-4)
 
 
 def seeds_of(config, *more):

@@ -13,7 +13,7 @@ from sharpen.gateway.formats.hermes import HERMES
 from sharpen.gateway.formats.table import Formats
 from sharpen.gateway.formats.think import QWEN3
 from sharpen.monitor.display import usage_lines
-from sharpen.monitor.statistics import wilson
+from sharpen.monitor.intervals import wilson
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "start" / "guide.md").read_text(encoding="utf-8")

@@ -86,6 +86,9 @@ def test_a_reward_has_a_shade():
         (drawing.number, math.nan, "–"),
         (drawing.signed, -0.5, "\u22120.500"),
         (drawing.signed, 0.5, "+0.500"),
+        (drawing.signed, -0.0004, "\u22120.0004"),
+        (drawing.signed, 0.0, "0.000"),
+        (drawing.rate, 0.0004, "0.0004"),
         (drawing.share, 0.001, "0.1%"),
         (drawing.share, 0.999, "99.9%"),
         (drawing.share, 0.5, "50%"),
@@ -107,3 +110,10 @@ def test_a_band_widens_the_scale_so_far_and_no_further():
     assert drawing.Scale.over([0.0, 1.0], band=[None, 0.2, 1.2]).at(1.2) < 100
     wide = drawing.Scale.over([0.0, 1.0], band=[-40.0, 40.0])
     assert (wide.low, wide.high) == pytest.approx((-0.62, 1.62))
+
+
+def test_an_interval_on_a_page_is_never_of_width_zero():
+    assert drawing.between(-0.25, 0.0004, is_signed=True) == "[\u22120.250, +0.0004]"
+    assert drawing.between(0.5, 0.5) == "[on every task]"
+    assert drawing.between(None, 0.5) == ""
+    assert drawing.between(1200.0, 1300.5) == "[1,200, 1,300]"

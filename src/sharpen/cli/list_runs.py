@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sharpen.cli.arguments import add_json, add_root, count, print_json, say
+from sharpen.monitor.ended import Ended
 
 NARROW = 90
 _HEADINGS = ("run", "state", "step", "algorithm", "held-out", "verdict", "written")
@@ -22,12 +24,14 @@ _HEADINGS = ("run", "state", "step", "algorithm", "held-out", "verdict", "writte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLine:
-    """What `ls` says about a run. `state` is `running`, `done` or `stopped`; `before` and `after` are held-out results
-    of the mode that decides (the loss of a run without rollouts); `written` is the Unix time of its last record."""
+    """What `ls` says about a run. `state` is `running`, `done`, `failed` or `stopped`; `error` is the first line of
+    what ended it early. `before` and `after` are held-out results of the mode that decides (the loss of a run without
+    rollouts); `written` is the Unix time of its last record."""
 
     name: str
     run_dir: Path
     state: str
+    error: str | None
     step: int | None
     model: str | None
     algorithm: str | None
@@ -74,13 +78,14 @@ def describe_run(run_dir: Path) -> RunLine:
 
     settings = {name: _object(found).get("value") for name, found in read_json(run_dir / "resolved.json")[0].items()}
     summary = read_json(run_dir / "summary.json")[0]
-    verdict = _object(summary.get("verdict"))
+    verdict, ended = _object(summary.get("verdict")), Ended.of(summary)
     mode = str(settings.get("evaluation.decided_by") or "sampled")
     working = is_working(run_dir)
     return RunLine(
         name=f"{run_dir.parent.name}/{run_dir.name}",
         run_dir=run_dir,
-        state="running" if working else "done" if verdict else "stopped",
+        state="running" if working else _state(ended, bool(verdict)),
+        error=None if working or ended is None else ended.line,
         step=int(last["step"]) if (last := last_line(run_dir / "metrics.jsonl")) else None,
         model=_text(settings.get("model.model_path")),
         algorithm=_text(settings.get("algorithm.algorithm_type")),
@@ -89,6 +94,12 @@ def describe_run(run_dir: Path) -> RunLine:
         verdict=None if working else _text(verdict.get("kind")),
         written=last_recorded(run_dir),
     )
+
+
+def _state(ended: Ended | None, judged: bool) -> str:
+    if ended is not None and not ended.interrupted:
+        return "failed"
+    return "done" if judged else "stopped"
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -113,12 +124,21 @@ def _table(runs: Sequence[RunLine], columns: int) -> Iterator[str]:
     rows = [_cells(run) for run in runs]
     widths = [max(len(row[column]) for row in (*rows, _HEADINGS)) for column in range(len(_HEADINGS))]
     if columns < max(NARROW, sum(widths) + 2 * len(widths) - 2):
-        for row in rows:
+        for run, row in zip(runs, rows, strict=True):
             yield row[0]
             yield "  " + "  ".join(filter(None, row[1:]))
+            yield from _why(run, columns)
         return
-    for row in (_HEADINGS, *rows):
+    for row, why in ((_HEADINGS, []), *((row, _why(run, columns)) for run, row in zip(runs, rows, strict=True))):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield from why
+
+
+def _why(run: RunLine, columns: int) -> list[str]:
+    """Return what ended a run, as a line below it."""
+    if run.error is None:
+        return []
+    return textwrap.wrap(run.error, columns, initial_indent="  ! ", subsequent_indent="    ", max_lines=2)
 
 
 def _cells(run: RunLine) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sharpen.cli.arguments import add_json, add_run, answering, print_json, run_of, say
 from sharpen.errors import ConfigError
-from sharpen.experience.records import EVALUATIONS
+from sharpen.experience.records import CHECK, EVALUATIONS
 from sharpen.files import check_writable, write_whole
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def run_rescore(arguments: argparse.Namespace) -> int:
         judge = import_function(arguments.judge)
         check_judge(judge)
         scores = score(read_groups(journal), judge)
-        evaluated = score(read_groups(evaluations), judge) if evaluations.exists() else []
+        stored = read_groups(evaluations) if evaluations.exists() else ()
+        evaluated = score((group for group in stored if not group.id.startswith(f"{CHECK}/")), judge)
         found, differences = changes(scores), held_out_differences(evaluated)
         if arguments.output is not None:
             _write(arguments.output, [*scores, *evaluated])
@@ -81,7 +82,7 @@ class HeldOutDifference:
 
 def held_out_differences(scores: Sequence[Score]) -> dict[str, HeldOutDifference]:
     """Return, by place, the difference between the first and the last evaluation that could be judged."""
-    from sharpen.monitor.statistics import is_binary, paired_difference
+    from sharpen.monitor.statistics import paired_difference
 
     places: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
     for score in scores:
@@ -94,8 +95,7 @@ def held_out_differences(scores: Sequence[Score]) -> dict[str, HeldOutDifference
         (first, early), (last, late) = next(iter(moments.items())), list(moments.items())[-1]
         if len(moments) > 1:
             sides = [({t: p[side] for t, p in early.items()}, {t: p[side] for t, p in late.items()}) for side in (0, 1)]
-            binary = is_binary([value for pair in sides for some in pair for value in some.values()])
-            old, new = (paired_difference(before, after, binary=binary) for before, after in sides)
+            old, new = (paired_difference(*pair, among={*pair[0].values(), *pair[1].values()}) for pair in sides)
             found[place] = HeldOutDifference(first=first, last=last, recorded=old, new=new)
     return found
 
@@ -120,12 +120,12 @@ def lines(found: Changes) -> Iterator[str]:
 
 def difference_lines(differences: Mapping[str, HeldOutDifference]) -> Iterator[str]:
     """Yield what the new judge says of the first and the last evaluation."""
+    from sharpen.monitor.figures import signed
+
     for place, found in differences.items():
-        both = (found.recorded, found.new)
-        texts = [f"{one.difference:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" for one in both]
         yield (
-            f"{place}, {found.last} - {found.first}: {texts[0]} as recorded, {texts[1]} by this judge "
-            f"({found.new.num_tasks} tasks)"
+            f"{place}, {found.last} - {found.first}: {signed(found.recorded)} as recorded, {signed(found.new)} by this "
+            f"judge ({found.new.num_tasks} tasks)"
         )
 
 

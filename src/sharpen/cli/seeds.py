@@ -90,6 +90,8 @@ def spreads(done: Sequence[Trained]) -> dict[str, Spread | None]:
 
 def lines(done: Sequence[Trained], found: Mapping[str, Spread | None]) -> Iterator[str]:
     """Yield a line for each run, and one for each mean."""
+    from sharpen.monitor.figures import number, with_ends
+
     for one in done:
         if one.code:
             yield f"seed {one.settings['seed']}: failed with exit code {one.code}"
@@ -101,10 +103,11 @@ def lines(done: Sequence[Trained], found: Mapping[str, Spread | None]) -> Iterat
         if mean is None:
             yield f"{name}: not measured"
         elif mean.low is None or mean.high is None:
-            yield f"{name}: {mean.mean:.3f} (one run has no interval)"
+            yield f"{name}: {number(mean.mean)} (one run has no interval)"
         else:
-            runs = f"{mean.count} runs, deviation {mean.deviation:.3f}"
-            yield f"{name}: {mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}] ({runs})"
+            deviation = number(mean.deviation or 0.0)
+            shown = with_ends(mean.mean, mean.low, mean.high, unit="run")
+            yield f"{name}: {shown} ({mean.count} runs, deviation {deviation})"
     yield ""
     yield "in brackets: 95% intervals over seeds (Student's); tasks and model are the same in all of them"
 

@@ -2,6 +2,9 @@
 `--task` choose (`show_list`); with `--rollout ID` one rollout for reading; with `--task ID` what the agent did with a
 held-out task before and after the training (`show_task`).
 
+Of a run that ended before its first step it is the rollouts of the check and of the evaluation before, below what ended
+it.
+
 In: a run, the id of a rollout (or a unique end or beginning of it). Out: a `Page`; plain text if the output is not a
 terminal; with `--json` the same rollouts as JSON.
 """
@@ -9,19 +12,29 @@ terminal; with `--json` the same rollouts as JSON.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from sharpen.cli.arguments import add_json, add_run, count, print_json, run_of
 from sharpen.cli.page import Page, open_console
-from sharpen.cli.show_list import Filter, choose, last_groups, print_chosen, print_groups, rollout_json
+from sharpen.cli.show_list import (
+    Filter,
+    choose,
+    first_of,
+    last_groups,
+    print_chosen,
+    print_ended,
+    print_groups,
+    rollout_json,
+)
 from sharpen.errors import ConfigError, ModelError
 from sharpen.experience.records import EVALUATIONS
+from sharpen.monitor.ended import read_ended
 from sharpen.record.folder import is_record, model_of_record
 from sharpen.rollout.answers import row_lines
 from sharpen.transcript import Decode
+from sharpen.types import step_of_group
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,8 +85,12 @@ def run_show(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
     only_task = wanted == Filter(task=wanted.task, limit=wanted.limit) and wanted.task is not None
     if only_task and not (_has_no_such_task(arguments, evaluations) and journal.exists()):
         return _show_task(arguments, run_dir, out)
-    if not journal.exists():
+    ended = read_ended(run_dir)
+    if not journal.exists() and not evaluations.exists() and ended is None:
         raise ConfigError(f"{run_dir} is not a run directory: it has no run.db")
+    if ended is not None and not arguments.json:
+        print_ended(open_console(out), ended)
+    journal = first_of(journal, evaluations)
     if wanted.chooses:
         chosen = choose(journal, wanted)
         if arguments.json:
@@ -166,17 +183,13 @@ def read_rollout(journal: Path, name: str) -> tuple[Group, Rollout]:
 
 
 def _trained_calls(journal: Path, rollout: Rollout) -> dict[int, TrainedCall]:
-    """Return the rollout's calls that carried loss, by index. Groups of step N are named `step-<N - 1>/...`."""
+    """Return the rollout's calls that carried loss in the step that it was drawn for, by index."""
     from sharpen.experience.reading import read_trained
 
-    number = re.match(r"step-(\d+)/", rollout.id)
-    if number is None or not journal.exists():
+    step = step_of_group(rollout.id)
+    if step is None or not journal.exists():
         return {}
-    return {
-        call.call: call
-        for call in read_trained(journal, step=int(number.group(1)) + 1)
-        if call.rollout_id == rollout.id
-    }
+    return {call.call: call for call in read_trained(journal, step=step) if call.rollout_id == rollout.id}
 
 
 def _entropies(journal: Path, rollout: Rollout) -> dict[int, FloatArray]:

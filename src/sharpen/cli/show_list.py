@@ -18,11 +18,13 @@ from sharpen.record.folder import is_record, summary
 from sharpen.rollout.answers import TRIMMED, last_answer
 from sharpen.screen import command_lines
 from sharpen.transcript import clean
+from sharpen.types import step_of_group
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from sharpen.experience.reading import RolloutEntry
+    from sharpen.monitor.ended import Ended
     from sharpen.types import Group, Rollout
 
 LISTED_GROUPS = 16
@@ -54,19 +56,37 @@ class Filter:
         return chosen[-limit:]
 
     def _takes(self, entry: RolloutEntry) -> bool:
-        place, _, task = entry.group_id.partition("/")
+        _, _, task = entry.group_id.partition("/")
         return (
             (self.task is None or task == self.task or task.endswith(f"/{self.task}"))
-            and (self.step is None or place == f"step-{self.step - 1}")
+            and (self.step is None or step_of_group(entry.group_id) == self.step)
             and not (self.failed and entry.outcome == "ok")
         )
+
+
+def first_of(journal: Path, evaluations: Path) -> Path:
+    """Return the journal to list: that of the training, or, of a run that ended before its first rollout there, that of
+    the check and the evaluation before it."""
+    from sharpen.experience.reading import find_rollouts
+
+    if evaluations.exists() and not (journal.exists() and find_rollouts(journal, last=1)):
+        return evaluations
+    return journal
+
+
+def print_ended(console: Console, ended: Ended) -> None:
+    """Print what ended a run early."""
+    what = "stopped" if ended.interrupted else "failed"
+    for line in f"this run {what}: {ended.text}".splitlines():
+        print_wrapped(console, line, style="yellow" if ended.interrupted else "red", hanging=2)
+    console.print()
 
 
 def choose(journal: Path, wanted: Filter) -> list[tuple[Group, Rollout]]:
     """Return the rollouts that the filter chooses, with their groups. Raises `ConfigError` if there is none."""
     from sharpen.experience.reading import find_rollouts, read_groups
 
-    entries = wanted.of(find_rollouts(journal))
+    entries = wanted.of(find_rollouts(journal)) if journal.exists() else []
     if not entries:
         raise ConfigError(f"no rollout of {journal.parent} is {_words(wanted)}")
     ids = dict.fromkeys(entry.group_id for entry in entries)
@@ -111,7 +131,7 @@ def print_groups(console: Console, journal: Path, run_dir: Path, limit: int | No
         console.print()
         for line in summary(run_dir):
             print_wrapped(console, line)
-    if shares := spent.shares(record.metrics for record in read_steps(journal)):
+    if journal.exists() and (shares := spent.shares(record.metrics for record in read_steps(journal))):
         console.print()
         print_wrapped(console, f"time of all steps: {spent.line(shares)}")
     if not groups:
@@ -125,6 +145,8 @@ def last_groups(journal: Path, limit: int | None) -> Mapping[str, Sequence[Rollo
     from sharpen.experience.reading import find_rollouts
 
     groups: dict[str, list[RolloutEntry]] = {}
+    if not journal.exists():
+        return groups
     for entry in find_rollouts(journal, last=limit or LISTED_GROUPS):
         groups.setdefault(entry.group_id, []).append(entry)
     return groups

@@ -14,6 +14,7 @@ from sharpen.cli.page import Page
 from sharpen.cli.show_list import rollout_json
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import RolloutEntry, find_rollouts, read_groups
+from sharpen.experience.records import CHECK
 from sharpen.rollout.answers import row_lines
 
 HELD_OUT = "held-out"
@@ -25,7 +26,11 @@ def evaluations_of(evaluations: Path, task: str, mode: str) -> dict[str, Rollout
         raise ConfigError(
             f"{evaluations.parent} has no {evaluations.name}: nothing was evaluated there, or nothing was saved"
         )
-    entries = [entry for entry in find_rollouts(evaluations, part=f"/{mode}/") if entry.id.endswith("/0")]
+    entries = [
+        entry
+        for entry in find_rollouts(evaluations, part=f"/{mode}/")
+        if entry.id.endswith("/0") and not entry.id.startswith(f"{CHECK}/")
+    ]
     names = sorted({_task(entry, mode) for entry in entries})
     chosen = [name for name in names if name == task or name.endswith(f"/{task}")]
     held_out = tuple(name for name in chosen if name.startswith(f"{HELD_OUT}/"))

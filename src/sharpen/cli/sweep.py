@@ -73,8 +73,13 @@ def run_sweep(arguments: argparse.Namespace, train: Train | None = None) -> int:
 
 def lines(arguments: argparse.Namespace, done: Sequence[Trained]) -> Iterator[str]:
     """Yield the trials, and what to do next."""
+    from sharpen.monitor.figures import number
+
     for one in done:
-        gain = f"{one.gain:+.3f}" if one.gain is not None else f"failed ({one.code})" if one.code else "no verdict"
+        if one.gain is not None:
+            gain = number(one.gain, sign=True)
+        else:
+            gain = f"failed ({one.code})" if one.code else "no verdict"
         yield f"{gain:>12}  {one.name}  {_shown(one.settings)}"
     if done[0].gain is None:
         yield "\nno trial was measured: each run needs held-out tasks (eval_dataset)"

@@ -19,10 +19,12 @@ import numpy as np
 from sharpen.algorithm.presets import Algorithm
 from sharpen.diagnose import policy, rewards, rollouts, rows
 from sharpen.diagnose.data import MAX_GROUPS, Digest, Rewards, RolloutRunData, digest_group, is_scale_free
-from sharpen.diagnose.finding import Finding
+from sharpen.diagnose.finding import Finding, ids
 from sharpen.diagnose.rows import RowRunData
 from sharpen.diagnose.series import MAX_EDGE, StepRow
 from sharpen.errors import ConfigError
+from sharpen.experience.records import EVALUATIONS
+from sharpen.monitor.ended import read_ended
 from sharpen.recipe import RolloutRecipe, RowRecipe, recipe_of
 from sharpen.types import Group
 
@@ -79,44 +81,73 @@ WATCHED_STEPS = 100
 
 def diagnose(data: RolloutRunData | RowRunData) -> tuple[Finding, ...]:
     """Return what keeps this run from learning, the most likely cause first; nothing for a healthy run."""
+    early = ended_early(data)
     if isinstance(data, RowRunData):
         findings = [finding for row_rule in rows.RULES if (finding := row_rule(data)) is not None]
     else:
         rules = RULES if data.by_rewards else WITHOUT_REWARDS
         findings = [finding for rule in rules if (finding := rule(data)) is not None]
     explained = {name for finding in findings for name in FOLLOWS.get(finding.name, ())}
-    return tuple(finding for finding in findings if finding.name not in explained)
+    return (*early, *(finding for finding in findings if finding.name not in explained))
+
+
+def ended_early(data: RolloutRunData | RowRunData) -> tuple[Finding, ...]:
+    """Return what ended the run early, unless somebody stopped it: it stands before all causes."""
+    if data.ended is None or data.ended.interrupted:
+        return ()
+    failed = () if isinstance(data, RowRunData) else (one for one in data.last if one.reward is None and one.error)
+    return (
+        Finding(
+            name="ended_by_an_error",
+            what=f"The run ended {'after step ' + str(data.rows[-1].step) if data.rows else 'before its first step'}, "
+            f"with {data.ended.kind}.",
+            evidence={"steps": float(len(data.rows))},
+            examples=ids(failed),
+            quotes=tuple(data.ended.message.splitlines()),
+            advice="Do what the error says, then start the same again: it goes on after its last checkpoint, or begins "
+            "anew.",
+        ),
+    )
 
 
 def read_run(run_dir: Path) -> RolloutRunData | RowRunData:
-    """Read the records of a run, which may still be running. A run without rollouts has only its metrics.
+    """Read the records of a run, which may still be running. A run without rollouts has only its metrics. One that
+    ended before its first step has the rollouts of the check, and of the evaluation before it.
 
     Raises `ConfigError` if `run_dir` is not a run directory, `JournalError` if its journal cannot be read.
     """
     from sharpen.certificate.certify import read_resolved
     from sharpen.experience.reading import count_outcomes, read_groups
 
-    for name in ("run.db", "resolved.json", "metrics.jsonl"):
+    ended = read_ended(run_dir)
+    for name in ("resolved.json",) if ended is not None else ("run.db", "resolved.json", "metrics.jsonl"):
         if not (run_dir / name).exists():
             raise ConfigError(f"{run_dir} is not a run directory: it has no {name}")
-    journal = run_dir / "run.db"
     recipe = recipe_of(read_resolved(run_dir / "resolved.json"))
     if isinstance(recipe, RowRecipe):
         metrics = run_dir / "metrics.jsonl"
         trained = read_rows(metrics, of="trainer/loss")
         evaluated = read_rows(metrics, of="eval/loss")
         held_out = tuple((row.step, row.metrics["eval/loss"]) for row in evaluated)
-        return RowRunData(config=recipe.config, rows=trained, held_out=held_out)
-    first = [rollout for group in islice(read_groups(journal), MAX_GROUPS) for rollout in digest_group(group)]
-    last = [rollout for group in read_groups(journal, last=MAX_GROUPS) for rollout in digest_group(group)]
+        return RowRunData(config=recipe.config, rows=trained, held_out=held_out, ended=ended)
+    journal = next((path for path in (run_dir / "run.db", run_dir / EVALUATIONS) if _has_groups(path)), None)
+    first = [] if journal is None else list(islice(read_groups(journal), MAX_GROUPS))
+    last = [] if journal is None else list(read_groups(journal, last=MAX_GROUPS))
     return RolloutRunData(
         config=recipe.config,
         scale_free=scale_free(recipe.algorithm),
         rows=read_rows(run_dir / "metrics.jsonl"),
-        first=tuple(first),
-        last=tuple(last),
-        outcomes=count_outcomes(journal),
+        first=tuple(rollout for group in first for rollout in digest_group(group)),
+        last=tuple(rollout for group in last for rollout in digest_group(group)),
+        outcomes={} if journal is None else count_outcomes(journal),
+        ended=ended,
     )
+
+
+def _has_groups(journal: Path) -> bool:
+    from sharpen.experience.reading import find_rollouts
+
+    return journal.exists() and bool(find_rollouts(journal, last=1))
 
 
 def read_rows(path: Path, *, of: str = "rollout/count") -> tuple[StepRow, ...]:
@@ -124,6 +155,8 @@ def read_rows(path: Path, *, of: str = "rollout/count") -> tuple[StepRow, ...]:
     that are not finite, and a line cut off by a kill, are skipped. Raises `ConfigError` for a line that is damaged: a
     diagnosis over the others would not be one of this run."""
     steps: dict[int, dict[str, float]] = {}
+    if not path.exists():  # the run ended before it had any
+        return ()
     with path.open(encoding="utf-8", errors="replace") as file:
         for place, line in enumerate(file, 1):
             if not line.endswith("\n"):

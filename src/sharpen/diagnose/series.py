@@ -16,6 +16,7 @@ from statistics import fmean, median
 import numpy as np
 
 from sharpen.config.run import RunConfig
+from sharpen.monitor.ended import Ended
 
 MIN_TREND_STEPS = 6
 """With fewer steps, the first and the last steps of a run cannot be distinguished from noise."""
@@ -33,10 +34,11 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """The settings of a run, and the numbers of its steps."""
+    """The settings of a run, the numbers of its steps, and what ended it early (None: nothing did)."""
 
     config: RunConfig
     rows: tuple[StepRow, ...]
+    ended: Ended | None = None
 
     def having(self, name: str) -> list[StepRow]:
         """Return the steps that have a metric."""

@@ -52,6 +52,7 @@ from sharpen.types import (
     Sampling,
     Span,
     Task,
+    step_of_group,
 )
 
 _AT_REST = "mode=ro&immutable=1"
@@ -176,8 +177,8 @@ def read_last_groups(path: Path | str) -> dict[int, list[int]]:
     """Return the keys of each step's groups. If a step was repeated after an interruption, they are those of its last
     time.
 
-    A repeated step is recognized by a group id that the step already has, since it draws the same tasks first, or by
-    groups of another step in between.
+    A repeated step is recognized by a group id that the step already has, since it draws the same tasks first, by
+    groups of another step in between, or by ids of another form: an earlier version began it.
     """
     return _last_groups(read_group_ids(path))
 
@@ -197,13 +198,6 @@ def read_trained_groups(path: Path | str, *, last_step: int, oldest: int) -> lis
         if call.group_id in calls:
             calls[call.group_id].append(call)
     return [(group, calls[group.id]) for group in read_groups_at(path, sorted(keys), most_bytes=math.inf)]
-
-
-def step_of_group(group_id: str) -> int | None:
-    """Return the step that a group was rolled out for; its id starts with `step-<number of steps before>/`."""
-    head, _, _ = group_id.partition("/")
-    name, _, number = head.rpartition("-")
-    return int(number) + 1 if name == "step" and number.isdigit() else None
 
 
 def read_steps(path: Path | str) -> list[StepRecord]:
@@ -288,16 +282,16 @@ def _groups(path: Path | str) -> list[tuple[int, str, int]]:
 def _last_groups(groups: Iterable[tuple[int, str]]) -> dict[int, list[int]]:
     steps: dict[int, list[int]] = {}
     seen: set[str] = set()
-    current: int | None = None
+    current = ""
     for key, group_id in groups:
-        step = step_of_group(group_id)
+        step, name = step_of_group(group_id), group_id.partition("/")[0]
         if step is None:
             continue
-        if step != current or group_id in seen:
+        if name != current or group_id in seen:
             steps[step], seen = [], set()
         steps[step].append(key)
         seen.add(group_id)
-        current = step
+        current = name
     return dict(sorted(steps.items()))
 
 

@@ -138,8 +138,11 @@ EXPERT = "expert/"
 """Prefix of the ids of an expert's rows in records that also hold rollouts, whose group ids start with their step."""
 
 EVALUATIONS = "evaluations.db"
-"""A second journal next to `run.db`, with the same tables, for the rollouts of evaluations, which are never trained.
-Group ids name the evaluation: `before/held-out/sampled/<task id>`."""
+"""A second journal next to `run.db`, with the same tables, for the rollouts of evaluations and of the check before
+training, which are never trained. Group ids name the evaluation: `before/held-out/sampled/<task id>`."""
+
+CHECK = "check"
+"""What the group ids of the check's rollouts begin with: `check/<task id>`. They are no evaluation."""
 
 INT_BYTES = np.dtype("<i4")
 FLOAT_BYTES = np.dtype("<f4")

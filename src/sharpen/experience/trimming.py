@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from sharpen.experience.reading import step_of_group
+from sharpen.types import step_of_group
 
 TRIMMED = "CREATE TABLE IF NOT EXISTS trimmed (group_key INTEGER PRIMARY KEY REFERENCES groups (key))"
 
@@ -34,7 +34,7 @@ _TRACEBACKS = (
 
 def drop_text(connection: sqlite3.Connection, until: int) -> None:
     """Drop the text of the rollouts that were made for steps up to `until`, of all that still have it. An evaluation
-    after a step, whose group ids begin with `step-<number of steps before>` too, was made for the next."""
+    after a step, whose group ids begin with `step-<number>` as those of earlier versions did, counts for the next."""
     connection.execute("PRAGMA secure_delete = ON")  # what is dropped does not stay readable on free pages
     connection.execute(TRIMMED)
     groups = connection.execute("SELECT key, id FROM groups WHERE key NOT IN (SELECT group_key FROM trimmed)")

@@ -122,7 +122,9 @@ def _markup(
         if form.called and name not in form.called:
             continue
         if re.fullmatch(tool_format.names, name) is None:
-            writer.notes.append(f"the tool {name!r} cannot be called in {tool_format.name} calls: it has no such name")
+            writer.notes.append(
+                f"the tool {short_repr(name)} cannot be called in {tool_format.name} calls: it has no such name"
+            )
             continue
         known = form.called is not None or form.schema is not None or strict
         schema = (function.get("parameters") or ANY_OBJECT) if known else None

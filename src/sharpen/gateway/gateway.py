@@ -22,7 +22,7 @@ import numpy as np
 from sharpen.config.gateway import GatewayConfig
 from sharpen.errors import ConfigError, EngineLostError, ImageError
 from sharpen.gateway.answers import Delta, Head, Writer
-from sharpen.gateway.body import decode
+from sharpen.gateway.body import MAX_ITEMS, decode
 from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
 from sharpen.gateway.constraints import constraint_of
@@ -309,7 +309,7 @@ class Gateway:
             images=ImageReader(self._album, session.memory),
             beta=raw.beta,
         )
-        request, writer = parse(decode(raw.body), context)
+        request, writer = parse(decode(raw.body, MAX_ITEMS + self.engine.max_model_len), context)
         return replace(request, rendered=tuple(map(session.memory.as_sampled, request.rendered))), writer
 
     async def _call(self, session: Session, raw: RawRequest, parse: Parse) -> Reply:
@@ -413,10 +413,10 @@ class Gateway:
 
     def _warn_of_no_effect(self, request: CallRequest) -> None:
         """Log what the request sets without effect, or with less than it expects. Each warning is logged once."""
+        not_read = (name for name in request.other_fields if not self._renderer.mentions(name))
         warnings = [
             f"messages have a field {short_repr(name)}, which the model's chat template does not read: it has no effect"
-            for name in sorted(request.other_fields)
-            if not self._renderer.mentions(name)
+            for name in sorted(itertools.islice(not_read, MAX_WARNINGS))
         ]
         if EFFORT in request.template_kwargs and not self._renderer.mentions(EFFORT):
             warnings.append(f"{EFFORT} has no effect: the model's chat template does not read it")

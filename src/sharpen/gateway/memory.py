@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sharpen.gateway.body import read_json
 from sharpen.types import Picture
 
 Messages = Sequence[Mapping[str, Any]]
@@ -55,7 +56,7 @@ class Memory:
         if sampled is None or sampled == function["arguments"]:
             return call
         try:
-            same = json.loads(sampled) == json.loads(function["arguments"])
+            same = json.loads(sampled) == read_json(function["arguments"])
         except (ValueError, RecursionError):
             return call
         return {**call, "function": {**function, "arguments": sampled}} if same else call

@@ -17,7 +17,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from sharpen.errors import ModelError
-from sharpen.gateway.body import is_shallow, is_text
+from sharpen.gateway.body import is_shallow, is_text, read_json
 from sharpen.gateway.requests import ApiError
 from sharpen.types import IntArray
 
@@ -266,10 +266,10 @@ def _with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
     for call in message["tool_calls"]:
         function = call["function"]
         try:
-            arguments = json.loads(function["arguments"])
+            arguments = read_json(function["arguments"])
             if not is_shallow(arguments) or not is_text(json.dumps(arguments, ensure_ascii=False)):
                 arguments = function["arguments"]
         except (ValueError, RecursionError):
-            arguments = function["arguments"]  # not JSON, or nested too deep to encode: rendered unchanged
+            arguments = function["arguments"]  # not JSON, too deep to encode, or too much: rendered unchanged
         calls.append({**call, "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": calls}

@@ -6,7 +6,7 @@ of messages are passed to the chat template; the gateway warns once about those 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,12 @@ REFERENCE = "sha256:"
 """Begins the URL of an image in a recorded message; the hash of its content follows."""
 
 
+SHOWN = 100
+"""Characters of a value in an error message."""
+MAX_MESSAGE, MAX_PARAM = 4000, 400
+"""Characters of an error, and of the place that it names: fields may have names of megabytes."""
+
+
 class ApiError(Exception):
     """An error that the agent receives, in OpenAI's format; `status` is the HTTP status."""
 
@@ -36,8 +42,9 @@ class ApiError(Exception):
         param: str | None = None,
         kind: str = "invalid_request_error",
     ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param, self.kind = status, code, param, kind
+        super().__init__(_cut(message, MAX_MESSAGE))
+        self.status, self.code, self.kind = status, code, kind
+        self.param = None if param is None else _cut(param, MAX_PARAM)
 
     def body(self) -> dict[str, Any]:
         """The JSON body of the response."""
@@ -105,10 +112,37 @@ class CallRequest:
         return "messages" if self.prompt is None else "prompt"
 
 
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
 def short_repr(value: Any) -> str:
-    """Return a value's ASCII repr for an error message, cut to 100 characters."""
-    text = ascii(value)
-    return text if len(text) <= 100 else f"{text[:100]}..."
+    """Return a value's ASCII repr for an error message, cut to 100 characters. The rest is not looked at: a request may
+    have 60 MB of it."""
+    text = ""
+    for piece in _repr_pieces(value):
+        text += piece
+        if len(text) > SHOWN:
+            return f"{text[:SHOWN]}..."
+    return text
+
+
+def _repr_pieces(value: Any) -> Iterator[str]:
+    """Yield the ASCII repr of a decoded JSON value, piece by piece, each no longer than its value needs to be shown."""
+    if isinstance(value, dict):
+        for number, (name, member) in enumerate(value.items()):
+            yield ", " if number else "{"
+            yield from _repr_pieces(name)
+            yield ": "
+            yield from _repr_pieces(member)
+        yield "}" if value else "{}"
+    elif isinstance(value, list):
+        for number, member in enumerate(value):
+            yield ", " if number else "["
+            yield from _repr_pieces(member)
+        yield "]" if value else "[]"
+    else:
+        yield ascii(value[: SHOWN + 1] if isinstance(value, str) else value)
 
 
 def effort_of(effort: str | None) -> dict[str, str]:

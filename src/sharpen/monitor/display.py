@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, TextIO, cast
 from sharpen.families.pieces import auto_class
 from sharpen.monitor import spent
 from sharpen.monitor.block import block_for
+from sharpen.monitor.figures import number
 from sharpen.monitor.stream import LastingStream
-from sharpen.monitor.table import comparison_lines, evaluation_line, number, shortened
+from sharpen.monitor.table import comparison_lines, evaluation_line, shortened
 from sharpen.screen import cells, columns_of, command_lines, fitted, text_width
 
 if TYPE_CHECKING:

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.files import write_whole
+from sharpen.monitor.ended import Ended
 from sharpen.monitor.statistics import (
     Accuracy,
     Difference,
     Evaluation,
     accuracy,
-    metric_is_binary,
+    distinct_rewards,
+    distinct_values,
     paired_difference,
-    rewards_are_binary,
 )
 from sharpen.monitor.verdict import Verdict
 
@@ -37,7 +38,8 @@ class Summary:
 
     `sampled_tokens` were sampled by the engine for training, `trained_tokens` carried loss, `computed_tokens` went
     through the trainer's forward pass, prompts included. `held_out` holds the numbers of a run without rollouts on
-    held-out rows, before and after (empty if not measured). `verdict` is None for a run that has not ended.
+    held-out rows, before and after (empty if not measured). `verdict` is None for a run that has not ended, `error` for
+    one that nothing ended early.
     """
 
     before: Evaluation | None
@@ -54,23 +56,24 @@ class Summary:
     run_dir: Path
     held_out: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     verdict: Verdict | None = None
+    error: Ended | None = None
 
 
 def write_summary(path: Path, summary: Summary) -> None:
     """Write `summary.json`. Unknown numbers are null."""
-    binary = rewards_are_binary(summary.before, summary.after)
+    among = distinct_rewards(summary.before, summary.after)
     content: dict[str, Any] = {
+        "error": None if summary.error is None else asdict(summary.error),
         "verdict": None if summary.verdict is None else asdict(summary.verdict),
-        "before": _modes(summary.before, binary),
-        "after": _modes(summary.after, binary),
+        "before": _modes(summary.before, among),
+        "after": _modes(summary.after, among),
     }
     before, after = (
         dict(evaluation.further) if evaluation is not None else {} for evaluation in (summary.before, summary.after)
     )
     if names := dict.fromkeys([*before, *after]):
         content["further"] = {
-            name: {"before": _modes(before.get(name), binary), "after": _modes(after.get(name), binary)}
-            for name in names
+            name: {"before": _modes(before.get(name), among), "after": _modes(after.get(name), among)} for name in names
         }
     if measured := _metrics(summary.before, summary.after):
         content["metrics"] = measured
@@ -93,14 +96,14 @@ def write_summary(path: Path, summary: Summary) -> None:
 
 def evaluation_json(found: Evaluation) -> dict[str, Any]:
     """Return one evaluation as JSON: the accuracy of each mode with its interval, the metrics, the further sets."""
-    binary = rewards_are_binary(found)
-    content: dict[str, Any] = {"held_out": _modes(found, binary), "no_result": found.no_result or None}
+    among = distinct_rewards(found)
+    content: dict[str, Any] = {"held_out": _modes(found, among), "no_result": found.no_result or None}
     if found.further:
-        content["further"] = {name: _modes(inner, binary) for name, inner in found.further.items()}
+        content["further"] = {name: _modes(inner, among) for name, inner in found.further.items()}
     if found.metrics:
         content["metrics"] = {
             mode: {
-                name: _numbers(accuracy(values.values(), binary=metric_is_binary(name, found)))
+                name: _numbers(accuracy(values.values(), among=distinct_values(name, found)))
                 for name, values in by_name.items()
             }
             for mode, by_name in found.metrics.items()
@@ -117,24 +120,24 @@ def _metrics(before: Evaluation | None, after: Evaluation | None) -> dict[str, A
     for mode in dict.fromkeys([*first, *second]):
         olds, news = first.get(mode, {}), second.get(mode, {})
         metrics[mode] = {
-            name: _compared(olds.get(name, {}), news.get(name, {}), metric_is_binary(name, before, after))
+            name: _compared(olds.get(name, {}), news.get(name, {}), distinct_values(name, before, after))
             for name in sorted({*olds, *news})
         }
     return metrics
 
 
-def _compared(before: Mapping[str, float], after: Mapping[str, float], binary: bool) -> dict[str, Any]:
+def _compared(before: Mapping[str, float], after: Mapping[str, float], among: frozenset[float]) -> dict[str, Any]:
     return {
-        "before": _numbers(accuracy(before.values(), binary=binary)),
-        "after": _numbers(accuracy(after.values(), binary=binary)),
-        "difference": _numbers(paired_difference(before, after, binary=binary)),
+        "before": _numbers(accuracy(before.values(), among=among)),
+        "after": _numbers(accuracy(after.values(), among=among)),
+        "difference": _numbers(paired_difference(before, after, among=among)),
     }
 
 
-def _modes(evaluation: Evaluation | None, binary: bool) -> dict[str, Any] | None:
+def _modes(evaluation: Evaluation | None, among: frozenset[float]) -> dict[str, Any] | None:
     if evaluation is None:
         return None
-    return {mode: _numbers(accuracy(rewards.values(), binary=binary)) for mode, rewards in evaluation.rewards.items()}
+    return {mode: _numbers(accuracy(rewards.values(), among=among)) for mode, rewards in evaluation.rewards.items()}
 
 
 def _numbers(result: Accuracy | Difference) -> Mapping[str, float | int | None]:

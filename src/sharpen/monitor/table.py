@@ -11,17 +11,16 @@ Below the reward of each mode are the metrics of workflow and judge, prefixed wi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
+from sharpen.monitor.figures import number, signed, with_interval
 from sharpen.monitor.statistics import (
-    Accuracy,
-    Difference,
     Evaluation,
     accuracy,
-    metric_is_binary,
+    distinct_rewards,
+    distinct_values,
+    is_binary,
     paired_difference,
-    rewards_are_binary,
 )
 from sharpen.screen import PLAIN, fitted
 
@@ -72,7 +71,7 @@ def evaluation_line(
 ) -> list[str]:
     """Return one evaluation in a line, with the paired difference to `before`; a line for each mode where one is too
     long for `width`. `whole` is the evaluation that `found` is a part of."""
-    binary = rewards_are_binary(whole, before)
+    among = distinct_rewards(whole, before)
     parts = []
     for mode, rewards in found.rewards.items():
         if not rewards:
@@ -80,22 +79,22 @@ def evaluation_line(
         first = {} if before is None else before.rewards.get(mode, {})
         change = ""
         if first.keys() & rewards.keys():
-            gain = paired_difference(first, rewards, binary=binary).difference
-            change = f"  {gain:+,.{_digits(gain)}f}"
-        parts.append(f"{mode} {with_interval(accuracy(rewards.values(), binary=binary))}{change}")
+            gain = paired_difference(first, rewards, among=among).difference
+            change = f"  {number(gain, sign=True)}"
+        parts.append(f"{mode} {with_interval(accuracy(rewards.values(), among=among))}{change}")
     line = "  ".join([name, *parts])
     return [line] if len(line) <= width else [f"{name}  {part}" for part in parts]
 
 
 class _Scale:
-    """Which numbers of a run are shares of tasks, decided by all of them: rewards of 0 and 1 have an accuracy."""
+    """Which numbers occur in a run: all of them decide what a mean is and what interval it has."""
 
     def __init__(self, before: Evaluation, after: Evaluation) -> None:
         self._evaluations = (before, after)
-        self.rewards = rewards_are_binary(before, after)
+        self.rewards = distinct_rewards(before, after)
 
-    def metric(self, name: str) -> bool:
-        return metric_is_binary(name, *self._evaluations)
+    def metric(self, name: str) -> frozenset[float]:
+        return distinct_values(name, *self._evaluations)
 
 
 def _block(name: str, before: Evaluation, after: Evaluation, scale: _Scale) -> list[Row]:
@@ -105,7 +104,7 @@ def _block(name: str, before: Evaluation, after: Evaluation, scale: _Scale) -> l
         second = after.rewards[mode]
         if not first or not second:
             continue
-        kind = "accuracy" if scale.rewards else "reward"
+        kind = "accuracy" if is_binary(scale.rewards) else "reward"
         both = len(first.keys() & second.keys())
         rows.append((f"{mode} {kind}", *_numbers(first, second, scale.rewards)))
         sizes += [len(first), len(second), both]
@@ -131,45 +130,14 @@ def _metrics(
     return rows
 
 
-def _numbers(before: Mapping[str, float], after: Mapping[str, float], binary: bool) -> tuple[str, str, str]:
-    old, new = accuracy(before.values(), binary=binary), accuracy(after.values(), binary=binary)
-    return (
-        with_interval(old),
-        with_interval(new),
-        _difference(paired_difference(before, after, binary=binary), old, new),
-    )
+def _numbers(before: Mapping[str, float], after: Mapping[str, float], among: frozenset[float]) -> tuple[str, str, str]:
+    old, new = accuracy(before.values(), among=among), accuracy(after.values(), among=among)
+    change = signed(paired_difference(before, after, among=among), old.accuracy, new.accuracy)
+    return with_interval(old), with_interval(new), change
 
 
 def _row(cells: Row, widths: list[int]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-
-def with_interval(result: Accuracy) -> str:
-    """Format an accuracy as `0.418 [0.376, 0.461]`, with fewer decimals if the numbers are large."""
-    digits = _digits(result.accuracy, result.low, result.high)
-    low, high = (f"{value:,.{digits}f}" for value in (result.low, result.high))
-    return f"{result.accuracy:,.{digits}f} {_interval(low, high, result.low)}"
-
-
-def _difference(result: Difference, *means: Accuracy) -> str:
-    digits = _digits(result.difference, *(mean.accuracy for mean in means))
-    low, high = (f"{value:+,.{digits}f}" for value in (result.low, result.high))
-    return f"{result.difference:+,.{digits}f} {_interval(low, high, result.low)}"
-
-
-def _interval(low: str, high: str, value: float) -> str:
-    return "[unknown]" if math.isnan(value) else f"[{low}, {high}]"
-
-
-def number(value: float) -> str:
-    """Format a number for display: `0.523`, `12.3`, `1,234`."""
-    return f"{value:,.{_digits(value)}f}"
-
-
-def _digits(*values: float) -> int:
-    """Return the number of decimals for numbers of this size."""
-    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    return 3 if largest < 10 else 1 if largest < 1000 else 0
 
 
 def shortened(name: str, width: int) -> str:

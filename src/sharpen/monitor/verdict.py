@@ -23,7 +23,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-from sharpen.monitor.statistics import Difference, Evaluation, loss_difference, paired_difference, rewards_are_binary
+from sharpen.monitor.figures import signed, with_ends
+from sharpen.monitor.statistics import (
+    Difference,
+    Evaluation,
+    distinct_rewards,
+    is_binary,
+    loss_difference,
+    paired_difference,
+)
 from sharpen.screen import PLAIN, fitted
 from sharpen.types import Mode
 
@@ -103,35 +111,35 @@ def judge_rewards(models: Candidates[Evaluation], decided_by: Mode) -> Verdict:
     if evaluated and not all(evaluation.rewards[mode] for evaluation in evaluated):
         mode, other = other, mode
     best = None if models.best is None else models.best.result
-    binary = rewards_are_binary(*evaluated, best)
-    verdict = _judge(models, f"{mode} {'accuracy' if binary else 'reward'}", "tasks", _gain_of(mode, binary))
+    among = distinct_rewards(*evaluated, best)
+    verdict = _judge(models, f"{mode} {'accuracy' if is_binary(among) else 'reward'}", "task", _gain_of(mode, among))
     if verdict.kind == "unknown" or models.before is None or models.last.result is None:
         return verdict
     chosen = best if best is not None and models.best is not None and verdict.step == models.best.step else None
-    if remark := _about_time(models.before, chosen or models.last.result, mode, binary):
+    if remark := _about_time(models.before, chosen or models.last.result, mode, among):
         verdict = _add_remark(verdict, remark)
-    by_other = _gain_of(other, binary)(models.before, models.last.result, 1)
+    by_other = _gain_of(other, among)(models.before, models.last.result, 1)
     if by_other.high < 0.0 and verdict.kind != "worse" and verdict.step == models.last.step:
-        remark = f"but the {other} result got worse: {_format(by_other)}; evaluation.decided_by chose {mode}"
+        remark = f"but the {other} result got worse: {signed(by_other)}; evaluation.decided_by chose {mode}"
         return _add_remark(verdict, remark)
     if by_other.low > 0.0 and verdict.kind != "better":
-        remark = f"but the {other} result got better: {_format(by_other)}; evaluation.decided_by chose {mode}"
+        remark = f"but the {other} result got better: {signed(by_other)}; evaluation.decided_by chose {mode}"
         return _add_remark(verdict, remark)
     return verdict
 
 
-def _about_time(before: Evaluation, after: Evaluation, mode: Mode, binary: bool) -> str:
+def _about_time(before: Evaluation, after: Evaluation, mode: Mode, among: frozenset[float]) -> str:
     """Return what the difference is without the tasks that a time limit ended, if there are any: a machine that was
     busy, or one that was not warm yet, looks like a model that knows less."""
     late = [set(evaluation.out_of_time.get(mode, ())) for evaluation in (before, after)]
     if not (out := late[0] | late[1]):
         return ""
     rest = {task: reward for task, reward in before.rewards[mode].items() if task not in out}
-    gain = paired_difference(rest, after.rewards[mode], binary=binary)  # over the tasks in both
+    gain = paired_difference(rest, after.rewards[mode], among=among)  # over the tasks in both
     counted = f"{len(late[0])} tasks before and {len(late[1])} after ran out of time and count as failed"
     if gain.num_tasks < MIN_TASKS:
         return f"{counted}: {gain.num_tasks} are left without them"
-    return f"{counted}; without them: {_format(gain)} ({gain.num_tasks} tasks)"
+    return f"{counted}; without them: {signed(gain)} ({gain.num_tasks} tasks)"
 
 
 def is_best(latest: Evaluation, best: Evaluation | None, before: Evaluation | None, decided_by: Mode) -> bool:
@@ -163,7 +171,7 @@ def judge_losses(models: Candidates[RowLosses]) -> Verdict:
         loss = loss_difference(first, second, looks)
         return Difference(difference=-loss.difference, low=-loss.high, high=-loss.low, num_tasks=loss.num_tasks)
 
-    return _judge(models, "held-out loss", "rows", gain)
+    return _judge(models, "held-out loss", "row", gain)
 
 
 def _judge(models: Candidates[T], measure: str, unit: str, gain: Gain[T]) -> Verdict:
@@ -171,7 +179,7 @@ def _judge(models: Candidates[T], measure: str, unit: str, gain: Gain[T]) -> Ver
         return _unknown(models, "nothing was evaluated both before and after the training", untested=True)
     of_last = gain(models.before, models.last.result, 1)
     if of_last.num_tasks < MIN_TASKS:
-        return _unknown(models, f"{of_last.num_tasks} held-out {unit} are too few (at least {MIN_TASKS})")
+        return _unknown(models, f"{of_last.num_tasks} held-out {unit}s are too few (at least {MIN_TASKS})")
     if math.isnan(of_last.low):
         return _unknown(models, f"the interval of {measure} is unknown")
     last_is_better = of_last.low > 0.0
@@ -184,21 +192,30 @@ def _judge(models: Candidates[T], measure: str, unit: str, gain: Gain[T]) -> Ver
         return _better(models.last, of_last, measure, unit, 0)
     kind: Kind = "worse" if of_last.high < 0.0 else "not_shown"
     if kind == "worse":
-        text = f"worse by {-of_last.difference:.3f} [{-of_last.high:.3f}, {-of_last.low:.3f}]"
+        text = f"worse by {with_ends(-of_last.difference, -of_last.high, -of_last.low, unit=unit)}"
     else:
-        text = f"not shown to be better: {_format(of_last)}"
+        text = f"not shown to be better: {signed(of_last, unit=unit)}"
     return Verdict(
         kind=kind,
         model=models.original,
         original=True,
-        text=f"{text} ({measure}, {of_last.num_tasks} held-out {unit}). Keep the original",
+        text=f"{text} ({measure}, {of_last.num_tasks} held-out {unit}s). Keep the original",
         step=models.last.step,
         measure=measure,
         difference=of_last.difference,
         low=of_last.low,
         high=of_last.high,
         num_tasks=of_last.num_tasks,
+        remarks=_about_few_changes(of_last, unit),
     )
+
+
+def _about_few_changes(gain: Difference, unit: str) -> tuple[str, ...]:
+    """Return why an interval ends exactly at 0, if it does."""
+    if gain.difference == 0.0 or 0.0 not in (gain.low, gain.high):
+        return ()
+    side = "better" if gain.difference > 0.0 else "worse"
+    return (f"so few {unit}s changed that chance alone makes a model look as much {side} in over 2.5% of cases",)
 
 
 def _better(chosen: Checkpoint[T], gain: Difference, measure: str, unit: str, looks: int) -> Verdict:
@@ -213,7 +230,7 @@ def _better(chosen: Checkpoint[T], gain: Difference, measure: str, unit: str, lo
         kind="better",
         model=str(chosen.folder),
         original=False,
-        text=f"better by {_format(gain)}{where} ({measure}, {gain.num_tasks} held-out {unit})",
+        text=f"better by {signed(gain, unit=unit)}{where} ({measure}, {gain.num_tasks} held-out {unit}s)",
         step=chosen.step,
         measure=measure,
         difference=gain.difference,
@@ -239,11 +256,5 @@ def _other(mode: Mode) -> Mode:
     return "greedy" if mode == "sampled" else "sampled"
 
 
-def _gain_of(mode: Mode, binary: bool) -> Gain[Evaluation]:
-    return lambda first, second, looks: paired_difference(
-        first.rewards[mode], second.rewards[mode], looks, binary=binary
-    )
-
-
-def _format(gain: Difference) -> str:
-    return f"{gain.difference:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
+def _gain_of(mode: Mode, among: frozenset[float]) -> Gain[Evaluation]:
+    return lambda first, second, looks: paired_difference(first.rewards[mode], second.rewards[mode], looks, among=among)

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sharpen.errors import RolloutError
+from sharpen.monitor.figures import signed, with_interval
 from sharpen.monitor.statistics import accuracy, is_binary, paired_difference
-from sharpen.monitor.table import shortened, with_interval
+from sharpen.monitor.table import shortened
 from sharpen.monitor.verdict import MIN_TASKS
 from sharpen.prompt_tune.attempts import PromptAttempts, text_of_answer
 from sharpen.trials.results import Measured, floor_of
@@ -67,11 +68,15 @@ class Comparison:
         before, after = self.rewards
         if self.after is None:
             return [f"prompt: {self.prompt}"]
-        kind = "accuracy" if is_binary([*before.values(), *after.values()]) else "reward"
-        lines = [f"held-out {kind} of the best prompt: {with_interval(accuracy(after.values()))} ({len(after)} tasks)"]
+        among = {*before.values(), *after.values()}
+        kind = "accuracy" if is_binary(among) else "reward"
+        mean = with_interval(accuracy(after.values(), among=among))
+        lines = [f"held-out {kind} of the best prompt: {mean} ({len(after)} tasks)"]
         lines += [f"  {line}" for line in self.after.lines(self.floor)]
         if self.before is not None:
-            lines.append(f"held-out {kind} of the initial prompt: {with_interval(accuracy(before.values()))}")
+            lines.append(
+                f"held-out {kind} of the initial prompt: {with_interval(accuracy(before.values(), among=among))}"
+            )
             lines += [f"  {line}" for line in self.before.lines(self.floor)]
             lines.append(self._verdict(before, after))
         return [*lines, *self._table(num_rows, width), f"prompt: {self.prompt}"]
@@ -80,7 +85,7 @@ class Comparison:
         if self.best == self.initial:
             return "no prompt did better than the initial one on the validation tasks: it is returned"
         found = paired_difference(before, after)
-        shown = f"{found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+        shown = signed(found)
         if found.num_tasks < MIN_TASKS:
             return f"{found.num_tasks} held-out tasks are too few to say more (at least {MIN_TASKS}): {shown}"
         if found.low > 0.0:

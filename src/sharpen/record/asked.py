@@ -64,12 +64,16 @@ class Asked:
         )
 
 
+MAX_RECORDED_ITEMS = 1 << 20
+"""Items of a request that is recorded: how many token ids the server's model takes is not known."""
+
+
 def ask(route: Route, body: bytes, *, add: bool) -> Asked | None:
     """Return a request with what is added to it; None if it is none that can be recorded. Without `add`, as it is."""
     if route not in ADDED:
         return None
     try:
-        given = decode(body)
+        given = decode(body, MAX_RECORDED_ITEMS)
     except ApiError:
         return None  # the server says what is wrong with it
     if not isinstance(given, dict):

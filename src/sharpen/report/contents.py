@@ -65,8 +65,12 @@ class Report:
     @property
     def headline(self) -> str:
         """The verdict in a few words; for a run that has not ended, what it is doing."""
-        kind = self.page.run.verdict
-        return HEADLINES.get(kind, kind) if kind else f"No verdict: the run is {self.page.run.state}"
+        run = self.page.run
+        if run.error is not None:
+            what = "Stopped" if run.error.interrupted else "Failed"
+            return f"{what} after step {run.steps}" if run.steps else f"{what} before the first step"
+        kind = run.verdict
+        return HEADLINES.get(kind, kind) if kind else f"No verdict: the run is {run.state}"
 
 
 def read_report(run_dir: Path, *, price_per_hour: float | None = None, now: datetime | None = None) -> Report:

@@ -15,7 +15,8 @@ from statistics import fmean
 
 from sharpen.errors import ImageError
 from sharpen.experience.reading import find_rollouts, read_groups
-from sharpen.monitor.statistics import accuracy, is_binary, paired_difference
+from sharpen.experience.records import CHECK
+from sharpen.monitor.statistics import accuracy, paired_difference
 from sharpen.rollout.answers import TRIMMED
 from sharpen.transcript import message_text
 from sharpen.types import Outcome, Picture, Rollout
@@ -96,8 +97,8 @@ def read_evaluated(evaluations: Path, decided_by: str = "sampled") -> Evaluated:
         return Evaluated()
     rewards = _rewards(evaluations)
     places = sorted(rewards, key=lambda place: (not place.startswith("held-out/"), not place.endswith(decided_by)))
-    binary = is_binary([value for place in rewards.values() for of in place.values() for value in of.values()])
-    comparisons = [_comparison(place, rewards[place], binary) for place in places]
+    among = frozenset(value for place in rewards.values() for of in place.values() for value in of.values())
+    comparisons = [_comparison(place, rewards[place], among) for place in places]
     changed: list[ChangedTask] = []
     if comparisons and comparisons[0].difference is not None:
         first, (before, after) = comparisons[0].place, comparisons[0].moments
@@ -122,7 +123,7 @@ def _rewards(evaluations: Path) -> dict[str, dict[str, dict[str, float]]]:
     for entry in find_rollouts(evaluations):
         moment, _, rest = entry.group_id.partition("/")
         name = next((f"/{mode}/" for mode in MODES if f"/{mode}/" in rest), None)
-        if name is None:
+        if name is None or moment == CHECK:
             continue
         dataset, _, task = rest.partition(name)
         tasks = found.setdefault(f"{dataset}{name[:-1]}", {}).setdefault(moment, {})
@@ -134,7 +135,7 @@ def _rewards(evaluations: Path) -> dict[str, dict[str, dict[str, float]]]:
     }
 
 
-def _comparison(place: str, moments: Mapping[str, Rewards], binary: bool) -> Comparison:
+def _comparison(place: str, moments: Mapping[str, Rewards], among: frozenset[float]) -> Comparison:
     names = [*moments]
     first, last = moments[names[0]], moments[names[-1]]
     several = len(names) > 1
@@ -142,9 +143,9 @@ def _comparison(place: str, moments: Mapping[str, Rewards], binary: bool) -> Com
     return Comparison(
         place=place,
         moments=(names[0], names[-1]),
-        before=Measure.of(accuracy(first.values(), binary=binary)),
-        after=Measure.of(accuracy(last.values(), binary=binary)) if several else None,
-        difference=Measure.of(paired_difference(first, last, binary=binary)) if several else None,
+        before=Measure.of(accuracy(first.values(), among=among)),
+        after=Measure.of(accuracy(last.values(), among=among)) if several else None,
+        difference=Measure.of(paired_difference(first, last, among=among)) if several else None,
         better=sum(change > 0 for change in changes),
         worse=sum(change < 0 for change in changes),
         same=sum(change == 0 for change in changes),

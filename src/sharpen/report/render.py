@@ -15,6 +15,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from sharpen.files import write_whole
+from sharpen.monitor import figures
 from sharpen.report.contents import Report, read_report
 from sharpen.transcript import clean_for_page
 from sharpen.view.data.measures import Count, Measure
@@ -73,31 +74,25 @@ def _environment(*, markup: bool) -> Environment:
 
 def number(value: float | None) -> str:
     """Format a number: `0.523`, `12.3`, `1,234`."""
-    if value is None:
-        return "unknown"
-    digits = 3 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
-    return f"{value:,.{digits}f}"
+    return "unknown" if value is None else figures.number(value)
 
 
 def interval(measure: Measure | None) -> str:
     """Format a value with its interval: `0.418 [0.376, 0.461]`."""
-    if measure is None:
-        return "not measured"
-    ends = "" if measure.low is None or measure.high is None else f" [{number(measure.low)}, {number(measure.high)}]"
-    return f"{number(measure.value)}{ends}"
+    return _with_ends(measure, sign=False)
 
 
 def signed(measure: Measure | None) -> str:
     """Format a difference with its interval: `+0.561 [+0.514, +0.604]`."""
+    return _with_ends(measure, sign=True)
+
+
+def _with_ends(measure: Measure | None, *, sign: bool) -> str:
     if measure is None:
         return "not measured"
-    ends = (measure.low, measure.high)
-    shown = "" if None in ends else f" [{', '.join(_signed(end) for end in ends if end is not None)}]"
-    return f"{_signed(measure.value)}{shown}"
-
-
-def _signed(value: float) -> str:
-    return f"{'+' if value >= 0 else '-'}{number(abs(value))}"
+    if measure.low is None or measure.high is None:
+        return figures.number(measure.value, sign=sign)
+    return figures.with_ends(measure.value, measure.low, measure.high, sign=sign)
 
 
 def reward(value: float | None) -> str:

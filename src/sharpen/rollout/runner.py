@@ -40,7 +40,7 @@ from sharpen.rollout.ending import Ending
 from sharpen.rollout.in_process import Attempt, AttemptRequest, AttemptRunner, Opener
 from sharpen.rollout.members import divide, side_groups
 from sharpen.rollout.retries import is_final
-from sharpen.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
+from sharpen.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task, noise_name
 
 log = logging.getLogger("sharpen.rollout")
 
@@ -388,5 +388,5 @@ def noise_seed(seed: int, rollout_id: str) -> int:
 
     All attempts of a rollout share it: retries with new noise would sample until an answer suits the user's code.
     """
-    key = f"{seed}|{rollout_id}|0".encode()
+    key = f"{seed}|{noise_name(rollout_id)}|0".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())

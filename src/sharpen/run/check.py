@@ -19,13 +19,14 @@ from sharpen.errors import ConfigError, NoSignalError, RolloutError
 from sharpen.execution.place import Serving
 from sharpen.execution.start import start_serving
 from sharpen.execution.threads import let_idle_workers_sleep
+from sharpen.experience.records import CHECK
 from sharpen.monitor.display import Display
 from sharpen.recipe import RolloutRecipe, RowRecipe
 from sharpen.rollout.check import UNCALLED, CheckReport, check_groups, differing
 from sharpen.run.assembly import Site
 from sharpen.run.data import read_tasks
 from sharpen.run.loop import Loop
-from sharpen.types import Task
+from sharpen.types import Group, Task
 
 
 def check_config(
@@ -54,14 +55,21 @@ def check_config(
 
 
 def check_first(loop: Loop, site: Site) -> None:
-    """Check a new run on a few tasks and print the findings. Raises `RolloutError` if every rollout failed,
-    `NoSignalError` if no rollout called the model, if no call could be trained on any task, or if all rewards were
-    equal and `check.stop_without_signal` is on."""
+    """Check a new run on a few tasks, keep their rollouts, and print the findings. Raises `RolloutError` if every
+    rollout failed, `NoSignalError` if no rollout called the model, if no call could be trained on any task, or if all
+    rewards were equal and `check.stop_without_signal` is on."""
     recipe, settings = site.job.recipe, site.job.config.check
     if isinstance(recipe, RowRecipe) or loop.serving is None or not settings.enabled or loop.progress.step:
         return
     tasks = site.data.training[: settings.num_tasks]
-    report = _run_check(recipe, loop.serving, tasks, version=loop.trainer.version, display=site.display)
+    report = _run_check(
+        recipe,
+        loop.serving,
+        tasks,
+        version=loop.trainer.version,
+        display=site.display,
+        keep=site.transcripts.add,
+    )
     for line in _summary_lines(report):
         site.display.message(line)
     if report.all_failed:
@@ -84,14 +92,18 @@ def _run_check(
     *,
     version: int,
     display: Display,
+    keep: Callable[[Group], None] | None = None,
 ) -> CheckReport:
     started, done = time.perf_counter(), count(1)
-    names, total = [f"check/{task.id}" for task in tasks], len(tasks) * recipe.config.algorithm.group_size
+    names, total = [f"{CHECK}/{task.id}" for task in tasks], len(tasks) * recipe.config.algorithm.group_size
     display.checking(0, total)
     groups = serving.runner.run(
         tasks, group_ids=names, version=version, on_rollout=lambda _: display.checking(next(done), total)
     )
     display.checking(total, total)
+    if keep is not None:
+        for group in groups:
+            keep(group)
     seconds = time.perf_counter() - started
     report = check_groups(
         groups,

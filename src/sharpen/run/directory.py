@@ -23,6 +23,7 @@ from sharpen.diagnose.diagnosis import read_rows
 from sharpen.errors import ConfigError, JournalError
 from sharpen.experience.reading import read_group_ids, read_steps
 from sharpen.experience.records import EVALUATIONS
+from sharpen.monitor.ended import forget_ended, note_ended
 from sharpen.run.identity import ROWS, Identity, changed_rows, used_rows_unchanged
 from sharpen.run.lock import locked
 from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, keep_settings, read_recorded
@@ -90,7 +91,8 @@ def open_run_directory(
     resolved: ResolvedConfig, config_path: Path | None, identities: Mapping[str, Identity], rows: Sequence[Task] = ()
 ) -> Iterator[RunDirectory]:
     """Create the run's directory, or reopen an existing one with its latest checkpoint, and lock it. `identities` tell
-    the model and the datasets apart and are recorded with the settings. `rows` are the rows to train on.
+    the model and the datasets apart and are recorded with the settings. `rows` are the rows to train on. What ends the
+    block early is noted in the run's summary.
 
     Nothing is written before the run is known to be the same. Raises `ConfigError` if another process has the lock, if
     the directory belongs to another run, if a record of the run is damaged, or if it has trained steps but no
@@ -118,7 +120,12 @@ def open_run_directory(
             write_given(config.model_dump(mode="json", exclude_unset=True), path / "config.yaml")
         noted = {f"{IDENTITY}{name}": dict(identity) for name, identity in identities.items()}
         write_resolved(path / "resolved.json", resolved, noted)
-        yield RunDirectory(path=path, checkpoint=checkpoint, notes=tuple(notes))
+        forget_ended(path)
+        try:
+            yield RunDirectory(path=path, checkpoint=checkpoint, notes=tuple(notes))
+        except BaseException as error:
+            note_ended(path, error)
+            raise
 
 
 def _directory(config: RunConfig, fresh: str) -> Path:

@@ -32,14 +32,14 @@ from sharpen.experience.journal import Journal
 from sharpen.experience.records import EVALUATIONS
 from sharpen.files import check_writable, write_whole
 from sharpen.monitor.display import Display
+from sharpen.monitor.figures import with_interval
 from sharpen.monitor.statistics import (
     Evaluation,
     accuracy,
+    distinct_rewards,
+    distinct_values,
     evaluation_to_json,
-    metric_is_binary,
-    rewards_are_binary,
 )
-from sharpen.monitor.table import with_interval
 from sharpen.rollout.attempt import UserFunctions
 from sharpen.rollout.in_process import Opener
 from sharpen.rollout.retries import fails_its_task
@@ -299,12 +299,10 @@ def _lines_of(found: Evaluation, name: str, whole: Evaluation) -> list[str]:
     lines = []
     for mode, rewards in found.rewards.items():
         if rewards:
-            mean = accuracy(rewards.values(), binary=rewards_are_binary(whole))
-            lines.append(
-                f"{name} {mode}: {mean.accuracy:.3f} [{mean.low:.3f}, {mean.high:.3f}] ({mean.num_tasks} tasks)"
-            )
+            mean = accuracy(rewards.values(), among=distinct_rewards(whole))
+            lines.append(f"{name} {mode}: {with_interval(mean)} ({mean.num_tasks} tasks)")
             for metric, values in found.metrics.get(mode, {}).items():
-                measured = accuracy(values.values(), binary=metric_is_binary(metric, whole))
+                measured = accuracy(values.values(), among=distinct_values(metric, whole))
                 lines.append(f"  {metric}: {with_interval(measured)} ({len(values)} tasks)")
     for other, inner in found.further.items():
         lines += _lines_of(inner, other, whole)

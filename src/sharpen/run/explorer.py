@@ -30,7 +30,7 @@ from sharpen.rollout.refill import StepRollouts, roll_out
 from sharpen.rollout.statistics import check_excluded
 from sharpen.sync.schedule import Action, Counters
 from sharpen.tasks.order import Order, distinct
-from sharpen.types import Experience, Group, IntArray, Rollout, Task
+from sharpen.types import Experience, Group, IntArray, Rollout, Task, id_of_group
 
 if TYPE_CHECKING:
     from sharpen.execution.place import Serving
@@ -210,7 +210,7 @@ class Explorer:
         def landed(_: Future[Group]) -> None:
             flight.ended = time.perf_counter()
 
-        ids = distinct([f"step-{step - 1}/{part}{task.id}" for task in tasks])
+        ids = distinct([id_of_group(step, f"{part}{task.id}") for task in tasks])
         for task, id_ in zip(tasks, ids, strict=True):
             future = self._serving.runner.submit(task, id_, self._version, on_rollout=note, open_baseline=baseline)
             future.add_done_callback(landed)

@@ -13,7 +13,8 @@ from typing import Any
 from sharpen.certificate.certificate import write_certificate
 from sharpen.execution.model_formats import model_formats, serve_options
 from sharpen.monitor.curve import draw_loss_curve, draw_reward_curve
-from sharpen.monitor.statistics import by_mode, rewards_are_binary
+from sharpen.monitor.ended import Ended
+from sharpen.monitor.statistics import by_mode, distinct_rewards
 from sharpen.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
 from sharpen.monitor.verdict import Candidates, Checkpoint, Verdict, judge_losses, judge_rewards
 from sharpen.recipe import RowRecipe
@@ -38,8 +39,8 @@ def judge_run(loop: Loop, site: Site) -> Verdict:
     return judge_rewards(_candidates(loop, site, "rewards"), site.job.config.evaluation.decided_by)
 
 
-def write_outcome(loop: Loop, site: Site, verdict: Verdict | None) -> None:
-    """Write the files of the results so far; `verdict` is None if the run has not ended."""
+def write_outcome(loop: Loop, site: Site, verdict: Verdict | None, error: BaseException | None = None) -> None:
+    """Write the files of the results so far; `verdict` is None if the run has not ended, and `error` ended it early."""
     progress, directory, display = loop.progress, site.directory, site.display
     display.doing("writing the results", alone=True)
     before, after = progress.before or _NOTHING, progress.after or _NOTHING
@@ -60,6 +61,7 @@ def write_outcome(loop: Loop, site: Site, verdict: Verdict | None) -> None:
             name: numbers for name, numbers in (("before", before.loss), ("after", after.loss)) if numbers is not None
         },
         verdict=verdict,
+        error=None if error is None else Ended.by(error),
     )
     write_summary(directory.summary, summary)
     if loop.monitor.line:
@@ -116,14 +118,14 @@ def result(loop: Loop, site: Site, verdict: Verdict) -> TuneResult:
     )
     last = pointed(directory.path, "latest")
     assert last is not None, "the last step is always saved"
-    binary = rewards_are_binary(before.rewards, after.rewards)
+    among = distinct_rewards(before.rewards, after.rewards)
     return TuneResult(
         run_dir=directory.path,
         verdict=verdict,
         model_dir=last,
         best_model_dir=_best_model(progress, directory, site.job.folder, last),
-        before=by_mode(before.rewards, binary=binary),
-        after=by_mode(after.rewards, binary=binary),
+        before=by_mode(before.rewards, among=among),
+        after=by_mode(after.rewards, among=among),
         rewards_before=before.rewards,
         rewards_after=after.rewards,
         steps=progress.step,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from sharpen.monitor.figures import with_interval
 from sharpen.monitor.statistics import Accuracy, Evaluation
-from sharpen.monitor.table import with_interval
 from sharpen.monitor.verdict import Verdict
 
 

@@ -1,4 +1,4 @@
-"""The rollouts of evaluations, kept in a journal of their own.
+"""The rollouts of evaluations and of the check before training, kept in a journal of their own: none of them trains.
 
 In: groups. Out: `evaluations.db`, created with the first group.
 """
@@ -12,7 +12,7 @@ from sharpen.types import Group
 
 
 class Transcripts:
-    """The journal of evaluation rollouts, at `path`."""
+    """The journal of rollouts that never train, at `path`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -31,6 +31,11 @@ class Transcripts:
             self._journal = Journal(self._path)
         if self._journal is not None:
             self._journal.trim(until)
+
+    def flush(self) -> None:
+        """Wait until all groups so far are on disk. Raises as `add`."""
+        if self._journal is not None:
+            self._journal.flush()
 
     def close(self) -> None:
         """Write the remaining groups and close the journal."""

@@ -19,7 +19,7 @@ from sharpen.experience.draw import left_out
 from sharpen.rollout.refill import StepRollouts
 from sharpen.serve.visit import Visit
 from sharpen.tasks.order import distinct
-from sharpen.types import Group
+from sharpen.types import Group, id_of_group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def make_batch(
     chosen: Sequence[Sequence[Visit]], number: int, algorithm: Algorithm, sizes: Sizes, *, generate_s: float
 ) -> ExploredBatch:
     """Return the chosen sessions as the batch of step `number`; `generate_s` as in `ExploredBatch`."""
-    ids = distinct([f"step-{number - 1}/{members[0].task.id}" for members in chosen])
+    ids = distinct([id_of_group(number, members[0].task.id) for members in chosen])
     groups = tuple(
         Group(
             id=id_,

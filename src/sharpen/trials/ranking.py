@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sharpen.errors import RolloutError
+from sharpen.monitor.figures import number, signed, with_interval
 from sharpen.monitor.statistics import Difference, accuracy, paired_difference
-from sharpen.monitor.table import number, with_interval
 from sharpen.trials.results import Measured, floor_of
 
 
@@ -52,8 +52,10 @@ class Ranking:
     def lines(self) -> list[str]:
         """Return text: each candidate with its interval, then the best one against every other."""
         lines = []
+        among = {reward for rewards in self.rewards.values() for reward in rewards.values()}
         for one in self.ordered:
-            lines.append(f"{one.name}: reward {with_interval(accuracy(self.rewards[one.position].values()))}")
+            mean = accuracy(self.rewards[one.position].values(), among=among)
+            lines.append(f"{one.name}: reward {with_interval(mean)}")
             lines += [f"  {name}: {number(value)}" for name, value in one.measured.metrics().items()]
             lines += [f"  {line}" for line in one.measured.lines(self.floor)]
         for one in self.excluded:
@@ -63,7 +65,7 @@ class Ranking:
         for one in self.ordered[1:]:
             found = self.difference(one)
             shown = "better than" if found.low > 0 else "not shown to be better than"
-            lines.append(f"  {shown} {one.name}: {found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}]")
+            lines.append(f"  {shown} {one.name}: {signed(found)}")
         return lines
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from jinja2 import Environment
 
+from sharpen.monitor.figures import ends, fixed
+
 SHADES = 10
 """The number of steps of the colour scale, 0 to 10."""
 DASH = "\u2013"
@@ -184,12 +186,22 @@ def number(value: float | None) -> str:
 
 def rate(value: float | None) -> str:
     """A reward or an accuracy with three decimals."""
-    return DASH if value is None else f"{value:.3f}" if abs(value) < 1000 else number(value)
+    return DASH if value is None else fixed(value, 3) if abs(value) < 1000 else number(value)
 
 
 def signed(value: float | None) -> str:
     """A difference with its sign."""
-    return DASH if value is None else f"{value:+.3f}".replace("-", "\u2212") if abs(value) < 1000 else number(value)
+    if value is None:
+        return DASH
+    return fixed(value, 3, sign=True).replace("-", "\u2212") if abs(value) < 1000 else number(value)
+
+
+def between(low: float | None, high: float | None, *, is_signed: bool = False) -> str:
+    """An interval in brackets, or that all tasks have the same; empty if an end is unknown."""
+    if low is None or high is None:
+        return ""
+    text = ends(low, high, decimals=3 if max(abs(low), abs(high)) < 1000 else 0, sign=is_signed)
+    return text.replace("-", "\u2212") if is_signed else text
 
 
 def share(value: float | None) -> str:
@@ -283,6 +295,7 @@ def register(environment: Environment) -> None:
     }
     environment.filters.update(formats)
     environment.globals.update(
+        between=between,
         scale=Scale.over,
         span_steps=over_steps,
         scale_to=scale_to,

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sharpen.experience.reading import has, step_of_group
+from sharpen.experience.reading import has
+from sharpen.experience.records import CHECK
 from sharpen.rollout.answers import TRIMMED
 from sharpen.transcript import clean_for_page, message_text, tool_calls
-from sharpen.types import Outcome
+from sharpen.types import Outcome, step_of_group
 
 TRAINING = "training"
 """The place of rollouts that were made to train on; an evaluation's is `<dataset>/<mode>`."""
@@ -144,8 +145,11 @@ def _group(source: sqlite3.Connection, row: sqlite3.Row, number: int, rollouts: 
 
 
 def _evaluated(source: sqlite3.Connection, row: sqlite3.Row) -> tuple[str, str, int | None]:
-    """Return the place, the moment and the step of an evaluated group, whose id is `<when>/<dataset>/<mode>/<task>`."""
+    """Return the place, the moment and the step of an evaluated group, whose id is `<when>/<dataset>/<mode>/<task>`, or
+    of one of the check before training."""
     moment, _, rest = row["id"].partition("/")
+    if moment == CHECK:
+        return CHECK, CHECK, 0
     place = rest.removesuffix(f"/{row['task_id']}")
     name, _, number = moment.rpartition("-")
     if name == "step" and number.isdigit():

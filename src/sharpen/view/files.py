@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sharpen.monitor.ended import Ended
+
 Row = Mapping[str, float]
 _BRIEF = re.compile(
     rb'"(step|time|reward/mean|trainer/loss|tokens/sampled|eval/loss|eval/(?:greedy|sampled)/(?:accuracy|low|high))"'
@@ -64,6 +66,8 @@ def _with_rows(path: Path, rows: list[Row], problems: list[str]) -> RunFiles:
         problems += problem
     if not (path / "run.db").exists():
         problems.append("run.db is missing: no rollouts")
+    if not rows and Ended.of(contents["summary"]) is not None:  # it ended before it wrote them
+        problems = [problem for problem in problems if " is missing" not in problem]
     return RunFiles(path=path, rows=tuple(rows), problems=tuple(problems), **contents)
 
 

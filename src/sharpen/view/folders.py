@@ -26,7 +26,7 @@ _UNNAMED = re.compile(r"Experiment-(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 _FRESH_S = 300.0
 """A run on another machine is taken to be running if it wrote this recently."""
 
-State = Literal["running", "ended", "stopped", "empty"]
+State = Literal["running", "ended", "failed", "stopped", "empty"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +107,12 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def state_of(folder: Folder, ended: bool) -> State:
-    """Return what a run is doing. `ended` says whether its summary has a verdict."""
+def state_of(folder: Folder, *, ended: bool, failed: bool = False) -> State:
+    """Return what a run is doing. `ended` says whether its summary has a verdict, `failed` whether it has an error."""
     if _is_held(folder.path / "run.lock"):
         return "running"
+    if failed:
+        return "failed"
     if ended:
         return "ended"
     return "stopped" if any((folder.path / mark).exists() for mark in MARKS) else "empty"

@@ -42,7 +42,7 @@ DONE = b"data: [DONE]\n\n"
 
 def unknown(name: str) -> ApiError:
     """Return the error for a field that is not known."""
-    return ApiError(f"Unrecognized or unsupported request argument: {name!r}.", param=name)
+    return ApiError(f"Unrecognized or unsupported request argument: {short_repr(name)}.", param=name)
 
 
 DOOR = Door(ChatRequest, openai_place, unknown)

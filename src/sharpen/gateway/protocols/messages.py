@@ -163,7 +163,9 @@ def _tools(given: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], tup
     for place, tool in enumerate(given.get("tools", [])):
         name, schema = tool["name"], tool.get("input_schema")
         if schema is None and tool.get("type") not in (None, "custom"):
-            left_out.append(f"tool {name!r} of type {short_repr(tool['type'])} is left out: the model knows none such")
+            left_out.append(
+                f"tool {short_repr(name)} of type {short_repr(tool['type'])} is left out: the model knows none such"
+            )
             continue
         if schema is None:
             raise ApiError(f"tools.{place}.input_schema: an object is required", param="tools")

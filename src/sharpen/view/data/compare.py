@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from sharpen.config.recorded import STARTED
-from sharpen.monitor.statistics import is_binary, paired_difference
+from sharpen.monitor.statistics import paired_difference
 from sharpen.view.data.measures import Measure, Series
 from sharpen.view.data.run import Cost, cost_of, evaluations, training
 from sharpen.view.data.runs import RunRow, run_row
@@ -119,8 +119,7 @@ def _differences(
     found = []
     for place in (place for place in ours if place in theirs):
         before, after = ours[place], theirs[place]
-        binary = is_binary([*before.values(), *after.values()])
-        measure = Measure.of(paired_difference(before, after, binary=binary))
+        measure = Measure.of(paired_difference(before, after, among={*before.values(), *after.values()}))
         if measure is not None:
             found.append(
                 Difference(

@@ -20,12 +20,12 @@ import numpy as np
 from sharpen.errors import JournalError
 from sharpen.experience.entropies import read_entropies
 from sharpen.experience.evidence import read_group_steps, read_rollout_spans
-from sharpen.experience.reading import open_journal, read_rollout_from, step_of_group
+from sharpen.experience.reading import open_journal, read_rollout_from
 from sharpen.experience.records import LossSpan
 from sharpen.rollout.models import AUXILIARY, GATEWAY
 from sharpen.rollout.statistics import own_metrics
 from sharpen.transcript import Decode, clean_for_page, pieces
-from sharpen.types import Call, FloatArray, Rollout, Task
+from sharpen.types import Call, FloatArray, Rollout, Task, step_of_group
 from sharpen.view.data.measures import finite
 from sharpen.view.data.messages import MessageView, Origin, message_view, origins, tool_names
 from sharpen.view.data.search import KINDS, name_of

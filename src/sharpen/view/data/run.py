@@ -11,12 +11,11 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import stdev
 from typing import TYPE_CHECKING, Any
 
 from sharpen.certificate.checks import MEANING, MEANING_OF_ROWS
 from sharpen.monitor import spent
-from sharpen.several.spread import student_quantile
+from sharpen.monitor.intervals import ratio
 from sharpen.view.data.measures import Count, Series, counts, finite, thinned
 from sharpen.view.data.runs import SPARK_POINTS, RunRow, run_row
 from sharpen.view.diagnoses import Diagnosis
@@ -171,7 +170,7 @@ def run_page(
         learning=_learning(row, files, margins or {}, rewards or (-math.inf, math.inf)),
         soundness=_soundness(files),
         findings=tuple(map(_card, diagnosis.findings)),
-        no_findings=_why_no_findings(diagnosis),
+        no_findings=_why_no_findings(diagnosis, row),
         diagnosing=diagnosis.pending,
         time=_time(files),
         cost=cost_of(row, files, price_per_hour),
@@ -231,10 +230,8 @@ def _with_margins(rewards: Series, margins: Mapping[int, float], among: tuple[fl
 
 def reward_margins(index: Index) -> dict[int, float]:
     """Return half the width of the 95% interval of each step's mean training reward. The rollouts of a task are alike,
-    so that the tasks count, not the rollouts: the mean is the ratio of the sums of the tasks' rewards and counts, with
-    Student's quantile. Steps with one task have none.
-
-    Source: W. Cochran, "Sampling techniques", 1977, equation 6.13.
+    so that the tasks count, not the rollouts: the mean is the ratio of the sums of the tasks' rewards and counts. A
+    step has none if it has one task, or if its tasks all have the same mean: that says nothing of how others would do.
     """
     last_time = "SELECT MAX(number) FROM groups WHERE place = ? GROUP BY id"  # a step may have been repeated
     sql = f"SELECT step, scored, mean FROM groups WHERE number IN ({last_time}) AND scored > 0 AND step IS NOT NULL"
@@ -242,7 +239,8 @@ def reward_margins(index: Index) -> dict[int, float]:
     with index.reading() as connection:
         for step, count, mean in connection.execute(sql, (TRAINING,)):
             groups.setdefault(step, []).append((count, mean))
-    return {step: _margin(tasks) for step, tasks in groups.items() if len(tasks) > 1}
+    margins = {step: _margin(tasks) for step, tasks in groups.items() if len(tasks) > 1}
+    return {step: margin for step, margin in margins.items() if margin}
 
 
 def reward_range(index: Index) -> tuple[float, float] | None:
@@ -253,10 +251,8 @@ def reward_range(index: Index) -> tuple[float, float] | None:
 
 
 def _margin(tasks: Sequence[tuple[int, float]]) -> float:
-    total = sum(count for count, _ in tasks)
-    mean = sum(count * of_task for count, of_task in tasks) / total
-    residuals = [(of_task - mean) * count * len(tasks) / total for count, of_task in tasks]
-    return student_quantile(len(tasks) - 1) * stdev(residuals) / math.sqrt(len(tasks))
+    mean, _, high = ratio([count * of_task for count, of_task in tasks], [count for count, _ in tasks])
+    return high - mean
 
 
 def evaluations(files: RunFiles) -> Iterable[Series]:
@@ -336,12 +332,16 @@ def _texts(found: Any) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
-def _why_no_findings(diagnosis: Diagnosis) -> str:
+def _why_no_findings(diagnosis: Diagnosis, row: RunRow) -> str:
     if diagnosis.pending:
         return "The diagnosis is being made."
     if diagnosis.problem:
         return f"No diagnosis: {diagnosis.problem}"
-    return "" if diagnosis.findings else "The diagnosis found no cause that keeps this run from learning."
+    if diagnosis.findings:
+        return ""
+    if row.error is not None and not row.steps:
+        return "The run ended before its first step: see above."
+    return "The diagnosis found no cause that keeps this run from learning."
 
 
 def _card(finding: Finding) -> FindingCard:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharpen.config.recorded import STARTED
+from sharpen.monitor.ended import Ended
 from sharpen.view.data.measures import Measure, finite, thinned
 from sharpen.view.files import RunFiles
 from sharpen.view.folders import Folder, State, state_of
@@ -20,10 +21,10 @@ SPARK_POINTS = 60
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
     """A run in one line. `key` names it in URLs, `title` is its name for people. It began at `started` (Unix time).
-    `measure` says what `before`, `after` and `change` measure (`sampled accuracy`, `held-out loss`); `verdict` is its
-    kind (`better`, `not_shown`, `worse`, `unknown`; None: not ended). `certified` is None if there is no certificate
-    yet. `spark` is the course of the training reward (or loss), thinned. `problems` says what is missing or damaged in
-    the directory."""
+    `measure` says what `before`, `after` and `change` measure (`sampled accuracy`, `held-out loss`); `verdict` is its kind (`better`, `not_shown`, `worse`, `unknown`; None: not ended).
+    `certified` is None if there is no certificate yet. `spark` is the course of the training reward (or loss), thinned.
+    `error` is what ended the run early (None: nothing did, or it works again). `problems` says what is missing or
+    damaged in the directory."""
 
     key: str
     name: str
@@ -49,6 +50,7 @@ class RunRow:
     tokens: int | None
     reward: float | None
     spark: tuple[float, ...]
+    error: Ended | None
     problems: tuple[str, ...]
 
 
@@ -87,13 +89,15 @@ def run_row(folder: Folder, files: RunFiles) -> RunRow:
     from_rows = not any("reward/mean" in row for row in files.rows) and any("trainer/loss" in row for row in files.rows)
     course = [value for _, value in files.values("trainer/loss" if from_rows else "reward/mean")]
     times = [row["time"] for row in files.rows if "time" in row]
+    error = Ended.of(files.summary)
+    state = state_of(folder, ended=bool(verdict), failed=error is not None and not error.interrupted)
     return RunRow(
         key=folder.key,
         name=folder.name,
         title=folder.title,
         project=folder.project,
         path=str(folder.path),
-        state=state_of(folder, ended=bool(verdict)),
+        state=state,
         model=_text(files.setting("model.model_path")),
         algorithm=_text(files.setting("algorithm.algorithm_type")),
         learns_from="rows" if from_rows else "rollouts",
@@ -112,6 +116,7 @@ def run_row(folder: Folder, files: RunFiles) -> RunRow:
         tokens=_tokens(files),
         reward=None if from_rows or not course else course[-1],
         spark=thinned(course, SPARK_POINTS),
+        error=None if state == "running" else error,
         problems=files.problems,
     )
 

@@ -277,7 +277,7 @@ function read(plot, readout, curves, byTime) {
   const texts = curves.flatMap(({ series }, number) => {
     const [value, low, high] = [1, 2, 3].map((offset) => plot.data[3 * number + offset][at]);
     if (value == null) return [];
-    return [`${series.name} ${format(value)}${low == null ? "" : ` [${format(low)}, ${format(high)}]`}`];
+    return [`${series.name} ${format(value)}${low == null ? "" : ` [${low === high ? "on every task" : `${format(low)}, ${format(high)}`}]`}`];
   });
   const x = format(plot.data[0][at]);
   readout.textContent = `${byTime ? `${x} min` : `step ${x}`}: ${texts.join(" · ")}`;
