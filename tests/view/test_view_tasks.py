@@ -138,6 +138,17 @@ def test_money_stands_on_the_pages(run, live, client):
     assert "money" not in client(run, live).get("/compare", params={"run": keys}).text
 
 
+def test_tables_of_two_runs_fold_on_a_phone(run, live, client):
+    """Where a row folds, each of its cells says whose it is."""
+    keys = [Folder.of(path).key for path in (run, live)]
+    text = client(run, live).get("/compare", params={"run": keys}).text
+    tables = text.split("<table")[1:]
+    assert tables
+    assert all(table.startswith(' class="folding') for table in tables)
+    bodies = [table[table.index("<tbody>") : table.index("</tbody>")] for table in tables]
+    assert all(body.count("<td") == body.count("data-name=") > 0 for body in bodies)
+
+
 def test_the_band_of_the_reward_is_the_interval_of_its_mean_over_the_tasks(index, run):
     """By hand, as the ratio of the sums of rewards and counts; red when rollouts are taken for independent."""
     groups = [one for one in read_groups(run / "run.db") if one.id.startswith("step-2/") and one.scored]
@@ -182,9 +193,9 @@ def test_a_curve_as_csv(client, run):
     answer = client(run).get(f"/run/{Folder.of(run).key}/curve.csv")
     assert answer.headers["content-type"] == "text/csv; charset=utf-8"
     lines = list(csv.DictReader(io.StringIO(answer.text)))
-    recorded = {row["step"]: row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())}
+    recorded = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     rewards = {int(line["step"]): float(line["training reward"]) for line in lines if line["training reward"]}
-    assert rewards == {step: row["reward/mean"] for step, row in recorded.items() if "reward/mean" in row}
+    assert rewards == {row["step"]: row["reward/mean"] for row in recorded if "reward/mean" in row}
     assert {"held-out sampled", "held-out sampled low", "held-out sampled high"} <= lines[0].keys()
 
 

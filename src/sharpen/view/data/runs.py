@@ -21,10 +21,10 @@ SPARK_POINTS = 60
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
     """A run in one line. `key` names it in URLs, `title` is its name for people. It began at `started` (Unix time).
-    `measure` says what `before`, `after` and `change` measure (`sampled accuracy`, `held-out loss`); `verdict` is its kind (`better`, `not_shown`, `worse`, `unknown`; None: not ended).
-    `certified` is None if there is no certificate yet. `spark` is the course of the training reward (or loss), thinned.
-    `error` is what ended the run early (None: nothing did, or it works again). `problems` says what is missing or
-    damaged in the directory."""
+    `measure` says what `before`, `after` and `change` measure (`sampled accuracy`, `held-out loss`); `verdict` is its
+    kind (`better`, `not_shown`, `worse`, `unknown`; None: not ended). `certified` is None if there is no certificate
+    yet. `spark` is the course of the training reward (or loss), thinned. `error` is what ended the run early (None:
+    nothing did, or it works again). `problems` says what is missing or damaged in the directory."""
 
     key: str
     name: str
