@@ -244,4 +244,4 @@ bench-trl: .venv-trl/installed
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-agentscope1 .venv-agentscope2 .venv-vllm .venv-ray .venv-clients .venv-openai2 .venv-trl .venv-litellm build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-agentscope1 .venv-agentscope2 .venv-vllm .venv-ray .venv-clients .venv-openai2 .venv-trl .venv-litellm .venv-docs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

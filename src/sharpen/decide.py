@@ -249,7 +249,7 @@ def _check_evaluation_of_rows(
     """Raise `ConfigError` if a run that learns from rows has only some of what evaluating an agent needs."""
     if workflow is None and judge is not None:
         raise ConfigError(
-            "judge_func scores the response of a workflow, but there is no workflow: give both, or neither"
+            "the judge scores the response of a workflow, but there is no workflow: give both, or neither"
         )
     if workflow is not None and config.eval_dataset is None:
         raise ConfigError(

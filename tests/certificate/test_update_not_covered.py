@@ -49,7 +49,9 @@ def test_an_update_in_the_wrong_direction_is_certified(tmp_path: Path, toy_model
         )
     finally:
         hook.remove()
-    assert certify(result.run_dir).holds
+    found = certify(result.run_dir)
+    assert found.holds
+    assert any("optimizer's update" in line for line in found.lines())
 
 
 def test_who_claims_says_what_is_not_recomputed() -> None:

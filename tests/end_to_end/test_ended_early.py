@@ -102,7 +102,9 @@ def test_started_again_it_forgets_the_reason_and_confuses_the_check_with_nothing
     shutil.copytree(failed.parents[2], folder)
     config, run = folder / "run.yaml", folder / "runs" / "Sharpen" / "one"
     settings = ["--set", f"workflow={folder / 'agent.py'}:answer", "--set", f"checkpoint_root_dir={folder / 'runs'}"]
-    assert main(["run", "--config", str(config), *settings]) == 0
+    capsys.readouterr()
+    assert main(["run", "--config", str(config), *settings, "--set", "model.max_tokens=65"]) == 0
+    assert "model.max_tokens is 65, above model.max_model_len (64)" in capsys.readouterr().out
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["error"], summary["steps"], summary["verdict"] is None) == (None, 1, False)
     moments = [group.id.partition("/")[0] for group in read_groups(run / "evaluations.db")]

@@ -425,7 +425,7 @@ def test_another_run_under_the_same_name_is_refused_with_both_values(changed, sa
     with pytest.raises(ConfigError) as refused:
         opened(settings(tmp_path, **changed))
     assert said in str(refused.value)
-    assert "choose another experiment_name" in str(refused.value)
+    assert "choose another name (`name`, or experiment_name in Python)" in str(refused.value)
     assert {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()} == before
 
 

@@ -39,7 +39,7 @@ def test_the_second_run_of_a_name_is_told_who_holds_it_until_a_kill_frees_it(tmp
     with holding(tmp_path) as (holder, _):
         said = rf"the run .* is in use: process {holder} on {re.escape(socket.gethostname())} has it"
         with (
-            pytest.raises(ConfigError, match=rf"{said} since \d{{4}}-\d\d-\d\d .*another experiment_name"),
+            pytest.raises(ConfigError, match=rf"{said} since \d{{4}}-\d\d-\d\d .*another name"),
             locked(tmp_path),
         ):
             pass

@@ -110,6 +110,7 @@ class Certificate:
         if self.undone:
             lines.append(f"{'':>7}  undone       {self.undone:>12,} steps in run.db are in no weights: not counted")
         lines += [f"  - not recomputed: {exception}" for exception in self.not_recomputed]
+        lines.append("  - in no run recomputed yet: the optimizer's update itself")
         return [*lines, *(f"  ! {problem}" for problem in self.problems)]
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from itertools import islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -145,8 +146,8 @@ class AlgorithmConfig(Strict):
 
     algorithm_type: str = "multi_step_grpo"
     """Name of the algorithm."""
-    learning_rate: float = Field(default=1e-6, ge=0.0)
-    """Peak learning rate."""
+    learning_rate: float = Field(default=1e-6, ge=0.0, le=1.0)
+    """Peak learning rate. Above 0.01 the run says that it is hardly meant."""
     group_size: int = Field(default=8, ge=1)
     """Rollouts of each task."""
     batch_size: int = Field(default=32, ge=1)
@@ -161,6 +162,17 @@ class Algorithm(AlgorithmConfig):
     """`AlgorithmConfig` under its earlier name."""
 
 
+def _not_text(value: Any) -> Any:
+    if isinstance(value, str | bytes):
+        kind = type(value).__name__
+        raise ValueError(f"a reward is a number, and {value[:80]!r} is text ({kind}): give float(...) of it")
+    return value
+
+
+Reward = Annotated[float, BeforeValidator(_not_text)]
+"""A number. Text that looks like one is refused: where it comes from the model or a file, it may be anything."""
+
+
 class WorkflowOutput(BaseModel):
     """The result of a workflow: a reward, or a response for the judge. Metrics are logged; those that are not numbers
     are skipped with a warning.
@@ -172,19 +184,19 @@ class WorkflowOutput(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    reward: float | None = None
+    reward: Reward | None = None
     response: Any | None = None
     metrics: dict[str, Any] | None = None
-    call_rewards: dict[str, float] | None = None
+    call_rewards: dict[str, Reward] | None = None
     train: list[str | int] | None = None
 
 
 class JudgeOutput(BaseModel):
-    """The result of a judge. A reward that is not finite counts as a failure of the judge."""
+    """The result of a judge. A reward that is not finite, or is text, counts as a failure of the judge."""
 
     model_config = ConfigDict(extra="forbid")
 
-    reward: float
+    reward: Reward
     metrics: dict[str, Any] | None = None
 
 

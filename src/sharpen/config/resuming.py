@@ -12,6 +12,9 @@ from fnmatch import fnmatchcase
 from sharpen.config.explain import settings_of
 from sharpen.config.run import RunConfig
 
+ANOTHER_NAME = "another name (`name`, or experiment_name in Python)"
+"""What to choose for a run that cannot go on under the one that it was given."""
+
 MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
     "where the run is stored": ("project", "name", "checkpoint_root_dir", "exchange"),
     "how long the run trains": ("train_dataset.total_epochs", "train_dataset.total_steps", "time_limit_s"),

@@ -87,7 +87,7 @@ class TrainerConfig(Strict):
 class CriticConfig(Strict):
     """The critic of algorithms that have one (`ppo`): a copy of the model with a value head."""
 
-    learning_rate: float = Field(default=1e-5, ge=0.0)
+    learning_rate: float = Field(default=1e-5, ge=0.0, le=1.0)
     """Peak learning rate; the schedule, betas and other settings are those of `trainer`."""
     warmup_steps: int = Field(default=0, ge=0)
     """Updates until the learning rate is reached."""

@@ -19,6 +19,7 @@ from typing import Any, cast
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.rollout.choices import returned_text
 from sharpen.rollout.ending import Ending
+from sharpen.rollout.hints import forgotten_await, hint, hint_of_model
 from sharpen.rollout.model_exceptions import declares_unusable, named_outcome
 from sharpen.rollout.models import AUXILIARY, GATEWAY, RolloutModels
 from sharpen.rollout.places import causes, describe, place_of_error, short_repr, stored_text, traceback_of
@@ -115,7 +116,7 @@ class UserFunctions:
             reward, response, metrics = self._read_output(output)
         except ConfigError as error:
             if failure is not None:  # e.g. the workflow caught the context overflow and returned None
-                return Ending(outcome=failure, error=str(error))
+                return Ending(outcome=failure, error=f"{error}{hint_of_model(failure)}")
             raise
         answer = returned_text(response) if any(call.request is not None for call in calls) else None
         if self.judge is None and reward is None:
@@ -206,8 +207,9 @@ class UserFunctions:
         if empty:
             text += f" [task {task.id} has no value in: {', '.join(empty)}]"
         if failure is not None:
-            return Ending(outcome=failure, error=text, traceback=traceback_of(error))
+            return Ending(outcome=failure, error=f"{text}{hint_of_model(failure)}", traceback=traceback_of(error))
         outcome = self._outcome(error, otherwise, cut=models.policy.cut)
+        text += hint(error, outcome)
         server_failed = models.auxiliary_failure is not None or any(map(is_connection_error, causes(error)))
         return Ending(outcome=outcome, error=text, traceback=traceback_of(error), server_failed=server_failed)
 
@@ -238,15 +240,19 @@ class UserFunctions:
             output_reward = getattr(output, "reward", None)
             response = getattr(output, "response", None)
             metrics = getattr(output, "metrics", None)
+        elif missing := forgotten_await(output):
+            raise ConfigError(f"workflow_func `{name}` returned {short_repr(output)}: {missing}")
         else:
             raise ConfigError(
                 f"workflow_func `{name}` returned {short_repr(output)}: return WorkflowOutput(response=...) for the "
                 "judge, WorkflowOutput(reward=...), or a number"
             )
+        if missing := forgotten_await(response):
+            raise ConfigError(f"workflow_func `{name}` gave {short_repr(response)} as response: {missing}")
         if self.judge is None and output_reward is None and self._needs_reward:
             raise ConfigError(
                 f"workflow_func `{name}` returned no reward and there is no judge_func: "
-                "return WorkflowOutput(reward=...), or pass a judge_func"
+                "return WorkflowOutput(reward=...), or give one (`judge` in a file)"
             )
         if self.judge is not None and output_reward is not None:
             self._warn_once(
@@ -260,7 +266,8 @@ class UserFunctions:
         number = as_number(reward)
         if (problem := problem_of_reward(number)) is not None:
             shown = short_repr(reward) if number is None else number
-            return Ending(outcome=otherwise, error=f"{who} gave {shown} as reward: it must be {problem}")
+            problem = forgotten_await(reward) or f"it must be {problem}"
+            return Ending(outcome=otherwise, error=f"{who} gave {shown} as reward: {problem}")
         return Ending(outcome=Outcome.OK, reward=number, metrics=metrics)
 
     def _read_metrics(self, metrics: Any) -> dict[str, float]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sharpen.config.doubtful import doubtful
 from sharpen.config.load import ResolvedConfig, shown_settings
 from sharpen.config.run import RunConfig
 from sharpen.decide import decide
@@ -191,6 +192,7 @@ def open_site(
             *job.notices,
             *directory.notes,
             *_unused_settings(resolved, job),
+            *doubtful(config, num_tasks=len(data.training), total_steps=total_steps),
             *data.messages,
         ):
             display.message(line)

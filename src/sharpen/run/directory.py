@@ -18,6 +18,7 @@ from pathlib import Path
 from sharpen.certificate.lineage import in_words
 from sharpen.config.former import former_run
 from sharpen.config.load import ResolvedConfig, write_config, write_given, write_resolved
+from sharpen.config.resuming import ANOTHER_NAME
 from sharpen.config.run import RunConfig
 from sharpen.diagnose.diagnosis import read_rows
 from sharpen.errors import ConfigError, JournalError
@@ -181,8 +182,8 @@ def _check_unused(path: Path) -> None:
     if trained:
         raise ConfigError(
             f"the run {path.name!r} has trained {trained} steps but has no checkpoint to continue from ({path}), and "
-            "starting over would overwrite its records. Move or delete the folder to start over, or choose another "
-            "experiment_name (algorithm.save_interval_steps sets how often a checkpoint is saved)"
+            "starting over would overwrite its records. Move or delete the folder to start over, or choose "
+            f"{ANOTHER_NAME} (algorithm.save_interval_steps sets how often a checkpoint is saved)"
         )
 
 
@@ -231,7 +232,7 @@ def _missing_records(journal: Path, step: int) -> str:
     return (
         f"run.db does not have the records of {len(missing)} of the {step} steps behind {PREFIX}{step} "
         f"({in_words(missing)}): the certificate cannot cover them and will not hold. To train on from these weights "
-        "with a certificate, give them as model_path under another experiment_name"
+        f"with a certificate, give them as model_path under {ANOTHER_NAME}"
     )
 
 

@@ -148,8 +148,9 @@ class Evaluator:
         """Return the reward of each task, and report failures and tasks left out. Raises as `evaluate`."""
         if any(rollout.outcome == Outcome.OK and rollout.reward is None for one in groups for rollout in one.rollouts):
             raise ConfigError(
-                "evaluation needs rewards, and the workflow gives none: return WorkflowOutput(reward=...), pass a "
-                "judge_func, or set evaluation.hold_out: false (and leave eval_dataset out) to train without evaluating"
+                "evaluation needs rewards, and the workflow gives none: return WorkflowOutput(reward=...), give a "
+                "judge (judge_func, or `judge` in a file), or set evaluation.hold_out: false (and leave eval_dataset "
+                "out) to train without evaluating"
             )
         failed = self.config.rollout.failure_reward or 0.0
         rewards, excluded = rewards_by_task(groups, failure_reward=failed)

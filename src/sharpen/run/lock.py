@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
+from sharpen.config.resuming import ANOTHER_NAME
 from sharpen.errors import ConfigError
 from sharpen.files import check_links
 
@@ -86,7 +87,7 @@ def _lock(descriptor: int, directory: Path) -> bool:
     except BlockingIOError:
         raise ConfigError(
             f"the run {directory.name!r} is in use: {_holder(descriptor)}. Wait until it ends, stop it (with Ctrl-C "
-            f"or kill, which save a checkpoint first), or choose another experiment_name ({directory})"
+            f"or kill, which save a checkpoint first), or choose {ANOTHER_NAME}; it is in {directory}"
         ) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:

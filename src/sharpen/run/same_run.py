@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 from sharpen.config.explain import section_at
 from sharpen.config.former import recorded_settings
 from sharpen.config.load import hidden_values, shown, shown_settings
-from sharpen.config.resuming import may_change, setting_of
+from sharpen.config.resuming import ANOTHER_NAME, may_change, setting_of
 from sharpen.config.run import RunConfig
 from sharpen.config.secrets import HIDDEN, is_same
 from sharpen.errors import ConfigError
@@ -88,8 +88,8 @@ def read_recorded(path: Path) -> RunRecord | None:
         values = {name: shown(tuple(name.split(".")), value) for name, value in recorded_settings(entries).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"cannot read {file} ({error}), so the settings of the run are not known. Restore the file, or choose "
-            "another experiment_name"
+            f"cannot read {file} ({error}), so the settings of the run are not known. Restore the file; or move it "
+            "away, and the run goes on without comparing its settings"
         ) from error
     identities = {name.removeprefix(IDENTITY): value for name, value in derived.items() if name.startswith(IDENTITY)}
     fingerprints = {name: str(entry["fingerprint"]) for name, entry in entries.items() if "fingerprint" in entry}
@@ -123,7 +123,7 @@ def check_same_run(path: Path, before: RunRecord, now: RunRecord) -> list[str]:
         lines = "\n".join(f"  - {change}" for change in refused)
         raise ConfigError(
             f"the run {path.name!r} exists, and these settings cannot change when it continues (was -> is):\n"
-            f"{lines}\nRestore them (from {path / 'resolved.json'}), or choose another experiment_name; to train on "
+            f"{lines}\nRestore them (from {path / 'resolved.json'}), or choose {ANOTHER_NAME}; to train on "
             f"from this run's weights, give its checkpoint as model_path ({path / 'latest'})"
         )
     return [f"changed since the run last started: {change}" for change in found]

@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from sharpen.config.resuming import ANOTHER_NAME
 from sharpen.errors import CheckpointError
 from sharpen.files import give_mode_of_new, partial_files
 from sharpen.trainer.checksums import changed_files, write_checksums
@@ -362,7 +363,7 @@ def _repair_latest(root: Path) -> list[str]:
         raise CheckpointError(
             f"cannot continue in {root}: {problem}, and no checkpoint there is complete "
             f"({_in_words(damages) or 'there are none'}). Restore a copy of one ({PREFIX}N with its {STATE}/), or "
-            "choose another experiment_name"
+            f"choose {ANOTHER_NAME}"
         )
     return []
 

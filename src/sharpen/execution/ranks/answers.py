@@ -124,7 +124,7 @@ def _rank_error(replies: Sequence[Reply], first: int, what: str) -> RankError:
     who += [f"rank {rank} did not answer and was ended" for rank, reply in enumerate(replies) if reply is None]
     error = RankError(
         f"a process of the trainer was lost ({what}, {len(replies)} processes): {'; '.join(who)}. "
-        "The last checkpoint is whole: run again with the same experiment_name to continue from it"
+        "The last checkpoint is whole: start the same again under the same name to continue from it"
     )
     if note is not None:
         error.add_note(f"rank {first}:\n{note}")
