@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.certificate.certify import certify, read_resolved
+from sharpen.certificate.retrain import retrain
 from sharpen.cli.main import main
 from sharpen.errors import ConfigError
 from sharpen.experience.entropies import read_entropies
@@ -76,6 +77,14 @@ def test_a_run_writes_a_certificate_that_holds_and_certify_agrees(finished):
     assert found.logprob_gaps.max < 1e-4
     assert written["logprob_gaps"]["max"] < 1e-4
     assert written["outcomes"] == {"ok": 48}
+
+
+def test_the_updates_made_once_more_give_the_weights(finished):
+    found = retrain(finished)
+    assert not found.problems
+    assert not found.not_repeated
+    assert [(one.first, one.last) for one in found.repeated] == [(1, 1), (2, 2), (3, 3)]
+    assert all(one.cosine > 1 - 1e-6 for one in found.repeated)
 
 
 def test_the_configuration_comes_back_from_resolved_json(finished):

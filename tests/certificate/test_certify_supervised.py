@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 from sharpen.certificate.certify import certify
+from sharpen.certificate.retrain import retrain
 from sharpen.cli.main import main
 from sharpen.config.run import SupervisedConfig
 from sharpen.gateway.render import Renderer
@@ -62,6 +63,15 @@ def finished(tmp_path_factory, toy_model_dir):
     folder = tmp_path_factory.mktemp("taught")
     kl = {"loss.kl": "k1", "loss.kl_coef": 0.1, "loss.policy_loss_args": {"label_smoothing": 0.1}}
     return {kind: train(folder, toy_model_dir, kind, **(kl if kind == "dpo" else {})) for kind in ROWS}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_the_updates_made_once_more_give_the_weights(finished, kind):
+    """Also where several steps lie between two checkpoints."""
+    found = retrain(finished[kind])
+    assert not found.problems
+    assert not found.not_repeated
+    assert [(one.first, one.last) for one in found.repeated] == [(1, 3), (4, 4), (5, 6), (7, 7)]
 
 
 @pytest.fixture

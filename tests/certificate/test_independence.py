@@ -23,9 +23,9 @@ CHECKED = (
     "sharpen.trainer.credit",
 )
 """What makes batches, advantages and weights."""
-FILES = [path for path in (ROOT / "certificate").glob("*.py") if path.stem != "rows"]
-"""`rows` makes the sequences of a dataset's rows again by the code that made them: it checks the dataset, and the run's
-order and losses."""
+FILES = [path for path in (ROOT / "certificate").glob("*.py") if path.stem not in ("rows", "plain_rows")]
+"""`rows` and `plain_rows` make the sequences of a dataset's rows again by the code that made them: they check the
+dataset, and the run's order, losses and updates."""
 
 
 def imported(path: Path) -> set[str]:
@@ -43,6 +43,14 @@ def test_the_certificate_imports_nothing_of_what_it_checks() -> None:
     """Red when `expectation` imports `token_weights`, or `certify` draws batches again."""
     for path in FILES:
         assert not imported(path) & set(CHECKED), path
+
+
+def test_the_plain_loop_imports_nothing_of_the_trainer() -> None:
+    """Neither losses, nor packing, nor what trains a family, nor the optimizer."""
+    for path in (ROOT / "certificate").glob("*.py"):
+        if path.stem.startswith("plain_") or path.stem in ("loss_rules", "likeness", "saved_state"):
+            parts = ("sharpen.trainer", "sharpen.algorithm", "sharpen.families", "sharpen.experience.draw")
+            assert not [name for name in imported(path) if name.startswith((*parts, "sharpen.blockwise"))], path
 
 
 def test_nor_does_what_it_imports() -> None:

@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.certificate.certify import certify
+from sharpen.certificate.retrain import retrain
 
 ROOT = Path(__file__).parents[2]
 CLAIM = re.compile(r"comput\w+ (?:once more|twice|again) from (?:the|its|their) record", re.IGNORECASE)
@@ -33,7 +34,8 @@ def negated(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def test_an_update_in_the_wrong_direction_is_certified(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> None:
-    """This is the gap that the pages name. Red once the certificate finds it: then the pages must claim it."""
+    """This is the gap that the pages name. Red once the run itself finds it: then the pages must claim it. Made once
+    more, the updates of both steps, between which no checkpoint was saved, show it."""
     hook = register_optimizer_step_pre_hook(negated)
     try:
         result = tune(
@@ -52,6 +54,8 @@ def test_an_update_in_the_wrong_direction_is_certified(tmp_path: Path, toy_model
     found = certify(result.run_dir)
     assert found.holds
     assert any("optimizer's update" in line for line in found.lines())
+    (problem,) = retrain(result.run_dir).problems
+    assert "steps 1 to 2" in problem
 
 
 def test_who_claims_says_what_is_not_recomputed() -> None:

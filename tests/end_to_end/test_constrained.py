@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.certificate.certify import certify
+from sharpen.certificate.retrain import retrain
 from sharpen.experience.reading import read_groups
 
 
@@ -68,6 +69,13 @@ def finished(tmp_path_factory, toy_model_dir, toy_dataset):
             "evaluation.before_and_after": False,
         },
     ).run_dir
+
+
+def test_the_updates_made_once_more_under_the_masks_give_the_weights(finished):
+    found = retrain(finished)
+    assert not found.problems
+    assert not found.not_repeated
+    assert len(found.repeated) == 4
 
 
 def test_it_trains_and_certify_holds(finished):

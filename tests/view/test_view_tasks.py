@@ -26,7 +26,7 @@ from sharpen.view.folders import Folder
 
 @pytest.fixture
 def index(run, library):
-    return library(run).index(Folder.of(run), wait_s=30)
+    return library(run).index(Folder.of(run), wait_s=120)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_the_heat_map_of_the_training(index, run):
 def test_many_steps_share_columns(tmp_path, library):
     size = RunSize(steps=130, batch_size=1, group_size=1, tasks=3, held_out=1, evaluations=())
     path = make_run(tmp_path / "long", Maker(size=size), ended=False)
-    page = tasks_page(library(path).index(Folder.of(path), wait_s=60), place="training")
+    page = tasks_page(library(path).index(Folder.of(path), wait_s=120), place="training")
     assert [(column.first, column.last) for column in page.columns][:2] == [(1, 3), (4, 6)]
     assert page.columns[-1].last == 130
     assert all(len(row.cells) == len(page.columns) for row in page.rows)
@@ -109,7 +109,7 @@ def test_two_runs_are_compared_by_their_tasks(run, evaluated, tmp_path, client, 
     for group in read_groups(other / "evaluations.db"):
         if group.id.startswith("after/held-out/sampled") and group.scored:
             rewards[group.task.id] = fmean(one.reward for one in group.scored)
-    keys = [library(path).index(Folder.of(path), wait_s=30).folder.key for path in (run, other)]
+    keys = [library(path).index(Folder.of(path), wait_s=120).folder.key for path in (run, other)]
     page = client(run, other).get("/compare", params={"run": keys, "format": "json"}).json()
     found = next(one for one in page["differences"] if one["place"] == "held-out/sampled")
     expected = paired_difference(evaluated["after", "sampled"], rewards)
@@ -125,7 +125,7 @@ def test_two_runs_are_compared_by_their_tasks(run, evaluated, tmp_path, client, 
 def test_money_is_compared_where_a_price_is_given(run, live, library):
     """Red when `compare_page` does not pass the price on, or the template shows none."""
     opened = library(run, live)
-    runs = [(folder, opened.files(folder), opened.index(folder, wait_s=30)) for folder in opened.folders()]
+    runs = [(folder, opened.files(folder), opened.index(folder, wait_s=120)) for folder in opened.folders()]
     costs = [one.cost for one in compare_page(runs, price_per_hour=2.5).runs]
     assert all(one.money == 2.5 * one.hours for one in costs if one.hours is not None)
     assert any(one.money for one in costs)

@@ -42,6 +42,33 @@ class LossGaps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedSteps:
+    """Steps (`first` to `last`) whose updates were made a second time, and how near the weights after them are to that:
+    `cosine` between the two changes of the weights, `length` of the one as a multiple of the other's, and the
+    `furthest` tensor, `share` of whose bound it is away."""
+
+    first: int
+    last: int
+    cosine: float
+    length: float
+    furthest: str
+    share: float
+
+    @property
+    def steps(self) -> str:
+        """The steps in words."""
+        return f"step {self.last}" if self.first == self.last else f"steps {self.first} to {self.last}"
+
+    @property
+    def line(self) -> str:
+        """A line for the user."""
+        return (
+            f"{self.steps} repeated: cosine {self.cosine:.9f} and length {self.length:.7f} of the weights' change; the "
+            f"furthest tensor is at {self.share:.0%} of its bound"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """The results for the `steps` behind the checkpoint `weights` (None: no checkpoint was saved). `checks` are totals
     over these steps; `problems` describes each failure in a sentence. `undone` counts the steps in `run.db` that no
@@ -49,9 +76,9 @@ class Certificate:
 
     `truncated_tokens` counts the trained tokens sampled with `top_p` or `top_k`, whose logprobs are not compared.
     `outcomes` counts the run's rollouts by outcome, `calls` their calls by status, `rows` the rows of a run without
-    rollouts by what happened to them. `staleness` is (the age of the oldest trained token, the age allowed) in policy
-    versions, for runs whose rollouts run ahead of the training. `not_recomputed` lists what cannot be recomputed and is
-    therefore not covered.
+    rollouts by what happened to them. `repeated` are the steps whose updates were made once more. `staleness` is (the
+    age of the oldest trained token, the age allowed) in policy versions, for runs whose rollouts run ahead of the
+    training. `not_recomputed` lists what cannot be recomputed and is therefore not covered.
     """
 
     weights: str | None
@@ -65,6 +92,7 @@ class Certificate:
     calls: Mapping[str, int]
     rows: Mapping[str, int] = field(default_factory=dict)
     losses: LossGaps | None = None
+    repeated: tuple[RepeatedSteps, ...] = ()
     problems: tuple[str, ...] = field(default=())
     not_recomputed: tuple[str, ...] = field(default=())
 
@@ -103,6 +131,7 @@ class Certificate:
                 f"{'':>7}  losses       {self.losses.compared:>12,} compared: max gap {self.losses.max:.2e}, with the "
                 f"weights after steps {steps}"
             )
+        lines += [f"{'ok' if one.share <= 1.0 else 'broken':>7}  updates      {one.line}" for one in self.repeated]
         for name, counts in (("rollouts", self.outcomes), ("calls", self.calls), ("rows", self.rows)):
             if counts:
                 by_kind = ", ".join(f"{count} {kind}" for kind, count in counts.items())
@@ -110,7 +139,8 @@ class Certificate:
         if self.undone:
             lines.append(f"{'':>7}  undone       {self.undone:>12,} steps in run.db are in no weights: not counted")
         lines += [f"  - not recomputed: {exception}" for exception in self.not_recomputed]
-        lines.append("  - in no run recomputed yet: the optimizer's update itself")
+        if not self.repeated:
+            lines.append("  - not made once more (sharpen certify --retrain does it): the optimizer's update itself")
         return [*lines, *(f"  ! {problem}" for problem in self.problems)]
 
 

@@ -88,6 +88,20 @@ def recompute(run_dir: Path, config: RunConfig, saved: SavedWeights, *, losses: 
     )
 
 
+def read_lessons(run_dir: Path, config: RunConfig) -> tuple[dict[int, list[Lesson]], list[str]]:
+    """Return the lessons of each step whose rows have not changed, and what is missing."""
+    algorithm = resolve_supervised(config.algorithm.algorithm_type, config.loss)
+    found = _Found()
+    try:
+        data = read_data(config, algorithm, config.workflow is not None)
+        tutor = make_tutor(config, algorithm, _folder(run_dir, config))
+    except (DatasetError, ModelError) as error:
+        return {}, [str(error)]
+    steps = {record.step: record for record in read_lineage(run_dir).steps}
+    _rows(run_dir, config, algorithm, data, tutor, steps, found)
+    return found.lessons, found.missing
+
+
 def _counts(step: int, rows: Sequence[TaughtRow], record: StepRecord | None) -> Iterator[str]:
     """Yield each count of a step's rows that differs from the step's metrics."""
     if record is None:  # the held-out rows, or a step that was repeated later

@@ -1,0 +1,112 @@
+"""The loss that the settings require, read with a table of the certificate's own.
+
+In: a run's configuration. Out: `LossRules`. The table repeats what `docs/reference/algorithms.md` says of each
+algorithm's loss; `algorithm.presets` is not read, so that a mistake there shows as a difference here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sharpen.config.run import RunConfig
+
+_GRPO_CLIP = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossRules:
+    """What the loss of a token is made of, see `LossConfig`; `arguments` are those of the policy loss that differ from
+    its own defaults. Bounds of the behaviour weight are None where it has none."""
+
+    policy_loss: str = "ppo"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    kl: str = "none"
+    kl_coef: float = 0.0
+    kl_in_reward: bool = False
+    kl_target: float | None = None
+    kl_horizon: int = 10_000
+    behaviour: str = "none"
+    behaviour_low: float | None = None
+    behaviour_high: float | None = None
+    entropy_coef: float = 0.0
+
+    @classmethod
+    def of(cls, config: RunConfig) -> LossRules:
+        """Return the loss that a run's settings define."""
+        preset, loss = PRESETS[config.algorithm.algorithm_type], config.loss
+        arguments = dict(preset.arguments) if loss.policy_loss is None else {}
+        arguments |= loss.policy_loss_args
+        arguments |= {name: value for name in _GRPO_CLIP if (value := getattr(loss, name)) is not None}
+        kl = loss.kl or preset.kl
+        coefficient = 0.0 if kl == "none" else preset.kl_coef if loss.kl_coef is None else loss.kl_coef
+        policy_loss = loss.policy_loss or preset.policy_loss
+        behaviour = loss.behaviour or (
+            "truncated" if preset.behaviour == "none" and _is_tight(preset) else preset.behaviour
+        )
+        low, high = _BOUNDS.get(behaviour, (None, None))
+        if behaviour == preset.behaviour:
+            low, high = preset.behaviour_low or low, preset.behaviour_high or high
+        return cls(
+            policy_loss=policy_loss,
+            arguments=arguments,
+            kl=kl if coefficient else "none",
+            kl_coef=coefficient,
+            kl_in_reward=loss.kl_in == "reward",
+            kl_target=loss.kl_target,
+            kl_horizon=loss.kl_horizon or 10_000,
+            behaviour=behaviour,
+            behaviour_low=low if loss.behaviour_low is None else loss.behaviour_low,
+            behaviour_high=high if loss.behaviour_high is None else loss.behaviour_high,
+            entropy_coef=loss.entropy_coef or 0.0,
+        )
+
+
+_BOUNDS: Mapping[str, tuple[float | None, float | None]] = {"truncated": (None, 2.0), "masked": (0.5, 5.0)}
+"""The default bounds of the behaviour weights that have some."""
+
+
+def _is_tight(rules: LossRules) -> bool:
+    """Whether the ratio's clip is narrower than 0.05, where rounding alone would reach it."""
+    return rules.policy_loss == "gspo" and min(rules.arguments.values(), default=3e-4) < 0.05
+
+
+def _with_kl(policy_loss: str, **others: Any) -> LossRules:
+    """The KL term of Trinity-RFT's defaults beside another loss."""
+    return LossRules(policy_loss=policy_loss, kl="k2", kl_coef=0.001, **others)
+
+
+_GRPO = _with_kl("ppo", arguments=_GRPO_CLIP)
+
+PRESETS: Mapping[str, LossRules] = {
+    "grpo": _GRPO,
+    "grpo_verl": _GRPO,
+    "multi_step_grpo": _GRPO,
+    "dr_grpo": LossRules(),
+    "dapo": LossRules(arguments={"clip_low": 0.2, "clip_high": 0.28}),
+    "ppo": _GRPO,
+    "decoupled_ppo": _with_kl("ppo", arguments=_GRPO_CLIP, behaviour="plain"),
+    "rloo": _GRPO,
+    "icepop": LossRules(behaviour="masked", behaviour_low=0.5, behaviour_high=5.0),
+    "reinforce": LossRules(policy_loss="reinforce"),
+    "remax": LossRules(policy_loss="reinforce"),
+    "reinforceplusplus": _GRPO,
+    "reinforceplusplus_baseline": _GRPO,
+    "gspo": _with_kl("gspo"),
+    "cispo": _with_kl("cispo"),
+    "sapo": _with_kl("sapo"),
+    "m2po": _with_kl("m2po"),
+    "topr": _with_kl("topr"),
+    "opmd": _with_kl("opmd"),
+    "asymre": LossRules(policy_loss="opmd"),
+    "sppo": LossRules(policy_loss="sppo"),
+    "rec": LossRules(policy_loss="rec"),
+    "raft": LossRules(policy_loss="sft"),
+    "mix": _GRPO,
+    "mix_chord": _GRPO,
+    "on_policy_distill": LossRules(arguments=_GRPO_CLIP),
+    "jsd": LossRules(policy_loss="reinforce"),
+    "gigpo": LossRules(arguments={"clip_low": 0.2, "clip_high": 0.2}, kl="low_var_kl", kl_coef=0.01),
+}
+"""The losses of the algorithms, by their name in `algorithm.algorithm_type`."""

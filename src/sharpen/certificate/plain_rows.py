@@ -1,0 +1,96 @@
+"""What the steps of a run without rollouts trained, for the plain loop: the rows of its dataset.
+
+In: a run directory. Out: a `PlainStep` for each step. As in `certificate.rows`, the code that made the sequences of
+rows makes them again; their weights are counted anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sharpen.certificate.certify import Settings
+from sharpen.certificate.loss_rules import LossRules
+from sharpen.certificate.plain_adamw import Rates
+from sharpen.certificate.plain_steps import unrepeatable
+from sharpen.certificate.plain_update import PairLoss, PlainSequence, PlainStep
+from sharpen.certificate.rows import read_lessons
+from sharpen.config.run import RunConfig
+from sharpen.supervised.lessons import Lesson
+from sharpen.types import Experience
+
+
+class RowSteps:
+    """The steps of a run on rows."""
+
+    def __init__(self, run_dir: Path, settings: Settings) -> None:
+        self._settings = settings
+        self._lessons, self._missing = read_lessons(run_dir, settings.now)
+
+    def reason(self, step: int) -> str | None:
+        """Say why a step cannot be repeated; None if it can."""
+        reasons = [*unrepeatable(self._settings.config(step))]
+        if step not in self._lessons:
+            reasons.append(next(iter(self._missing), "its rows are not those of the dataset any more"))
+        elif any(one.pictures for lesson in self._lessons[step] for one in lesson.experiences):
+            reasons.append("their rows have images")
+        return reasons[0] if reasons else None
+
+    def step(self, step: int) -> PlainStep:
+        """Return a step."""
+        config, lessons = self._settings.config(step), self._lessons[step]
+        parts = config.trainer.num_minibatches
+        bounds = [len(lessons) * part // parts for part in range(parts + 1)]
+        updates = [[*_update(lessons[start:end], config)] for start, end in pairwise(bounds)]
+        loss, pairs = config.loss, None
+        if config.algorithm.algorithm_type == "dpo":
+            given = loss.policy_loss_args
+            pairs = PairLoss(beta=given.get("beta", 0.1), smoothing=given.get("label_smoothing", 0.0))
+        coefficient = loss.kl_coef or 0.0
+        return PlainStep(
+            number=step,
+            updates=updates,
+            epochs=config.trainer.epochs,
+            loss=LossRules(policy_loss="sft", kl=(loss.kl or "none") if coefficient else "none", kl_coef=coefficient),
+            rates=Rates.of(config),
+            pairs=pairs,
+        )
+
+
+def _update(lessons: Sequence[Lesson], config: RunConfig) -> Iterator[PlainSequence]:
+    """Yield the sequences of an update. A turn of a row counts as a call, the row as a rollout."""
+    numbered = [(number, one) for number, lesson in enumerate(lessons) for one in lesson.experiences]
+    places = [np.flatnonzero(one.loss_mask_T) for _, one in numbered]
+    turns = [
+        [(number, int(one.calls_T[at])) for at in of_one]
+        for (number, one), of_one in zip(numbered, places, strict=True)
+    ]
+    of_turn = Counter(turn for of_one in turns for turn in of_one)
+    of_row = Counter(number for of_one in turns for number, _ in of_one)
+    aggregation = config.loss.aggregation or "token-mean"
+    for (number, one), of_one, keys in zip(numbered, places, turns, strict=True):
+        shares = {
+            "token-mean": [of_turn.total()] * len(keys),
+            "sequence-mean-token-mean": [len(of_turn) * of_turn[key] for key in keys],
+            "sequence-mean-token-sum": [len(of_turn)] * len(keys),
+            "rollout-mean": [len(of_row) * of_row[number]] * len(keys),
+            "constant-length": [len(of_row) * (config.loss.constant_length or 0)] * len(keys),
+        }
+        yield _sequence(one, of_one, 1.0 / torch.tensor(shares[aggregation], dtype=torch.float64))
+
+
+def _sequence(one: Experience, places_S: np.ndarray, weights_S: torch.Tensor) -> PlainSequence:
+    advantages_S = one.advantages_T[places_S]
+    return PlainSequence(
+        owner=one.group_id,
+        ids_T=torch.tensor(one.ids_T, dtype=torch.long),
+        places_S=torch.tensor(places_S),
+        recorded_S=torch.zeros(len(places_S)),
+        weights_S=weights_S,
+        advantage=float(advantages_S[0]) if len(advantages_S) else 0.0,
+    )

@@ -1,0 +1,127 @@
+"""What the steps of a run trained, for the plain loop: from the recorded calls, or from the rows.
+
+In: a run directory. Out: a `PlainStep` for each step, or a sentence that says why its updates cannot be repeated. Which
+calls train, with which advantage and weight, comes from `expectation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sharpen.certificate.certify import Settings
+from sharpen.certificate.expectation import TRAINED, ExpectedCall, expect
+from sharpen.certificate.lineage import Lineage
+from sharpen.certificate.loss_rules import LossRules
+from sharpen.certificate.plain_adamw import Rates
+from sharpen.certificate.plain_credit import Episodes
+from sharpen.certificate.plain_update import PlainSequence, PlainStep
+from sharpen.certificate.rules import Rules
+from sharpen.config.run import RunConfig
+from sharpen.experience.evidence import read_delivery, read_step_groups
+from sharpen.experience.reading import read_groups_at
+from sharpen.token_masks import TokenMasks, allowed
+from sharpen.types import Call
+
+
+class RolloutSteps:
+    """The steps of a run with rollouts."""
+
+    def __init__(self, run_dir: Path, lineage: Lineage, settings: Settings, base: Path) -> None:
+        """`base` is the folder of the model before training."""
+        self._journal, self._lineage, self._settings, self._base = run_dir / "run.db", lineage, settings, base
+        self._placed = read_step_groups(self._journal)
+        self._masks = TokenMasks.of_folder(base)
+
+    def reason(self, step: int) -> str | None:
+        """Say why a step cannot be repeated; None if it can."""
+        config = self._settings.config(step)
+        reasons = [*unrepeatable(config), *_without_formula(config)]
+        if not reasons:
+            reasons = [why for one in self._expected(step) for why in _unrepeatable_call(one.call)]
+        return reasons[0] if reasons else None
+
+    def step(self, step: int) -> PlainStep:
+        """Return a step."""
+        config, rules, loss = self._settings.config(step), self._settings.rules(step), None
+        expected = self._expected(step)
+        loss = LossRules.of(config)
+        updates: list[list[PlainSequence]] = [[] for _ in range(1 + max((one.update for one in expected), default=-1))]
+        for one in expected:
+            updates[one.update].append(self._sequence(one))
+        return PlainStep(
+            number=step,
+            updates=updates,
+            epochs=config.trainer.epochs,
+            loss=loss,
+            rates=Rates.of(config),
+            episodes=_episodes(rules, config) if rules.formula.critic else None,
+            critic_rates=Rates.of(config, critic=True) if rules.formula.critic else None,
+        )
+
+    def _expected(self, step: int) -> Sequence[ExpectedCall]:
+        fresh = read_groups_at(self._journal, self._lineage.groups[step])
+        replayed = read_groups_at(self._journal, [key for key, again in self._placed.get(step, ()) if again])
+        delivered = read_delivery(self._journal, step)
+        statuses = {} if delivered is None else {one.group_id: one.left_out or TRAINED for one in delivered.places}
+        return list(expect(fresh, replayed, self._settings.rules(step), statuses).calls.values())
+
+    def _sequence(self, one: ExpectedCall) -> PlainSequence:
+        call = one.call
+        prompt, sampled = call.prompt_ids_P, call.sampled_ids_S
+        allowed_SV = None
+        if call.constraint is not None:
+            masks_SW = torch.from_numpy(self._masks.of_response(call.constraint, sampled))
+            allowed_SV = allowed(masks_SW, 32 * masks_SW.shape[1])
+        return PlainSequence(
+            owner=one.rollout_id,
+            ids_T=torch.tensor(np.concatenate([prompt, sampled]), dtype=torch.long),
+            places_S=torch.arange(len(prompt), len(prompt) + len(sampled)),
+            recorded_S=torch.tensor(call.logprobs_S),
+            weights_S=torch.full((len(sampled),), one.weight, dtype=torch.float64),
+            advantage=one.advantage,
+            temperature=call.sampling.temperature,
+            whole=call.sampling.full_support,
+            allowed_SV=allowed_SV,
+        )
+
+
+def unrepeatable(config: RunConfig) -> Iterator[str]:
+    """Yield what in a run's settings the plain loop does not make."""
+    trainer, lora = config.trainer, config.trainer.lora
+    cases = {
+        f"the optimizer is {trainer.optimizer}": trainer.optimizer != "adamw",
+        "a balance loss of experts is added": bool(trainer.balance_coef),
+        "the vision tower is trained": trainer.train_towers,
+        "the adapters are those of experts": lora is not None and lora.experts,
+        "the frozen weights are in 4 bits": lora is not None and lora.base == "nf4",
+        "how many updates the rate's schedule spans is not among the settings": trainer.schedule != "constant"
+        and config.train_dataset.total_steps is None,
+    }
+    yield from (reason for reason, applies in cases.items() if applies)
+
+
+def _without_formula(config: RunConfig) -> Iterator[str]:
+    rules = Rules.of(config)
+    cases = {
+        "they are taught by another model": rules.teacher,
+        "an expert's rows train beside the rollouts": rules.expert,
+        "which tokens lose their advantage depends on entropies": rules.formula.entropy_clip,
+    }
+    yield from (reason for reason, applies in cases.items() if applies)
+
+
+def _unrepeatable_call(call: Call) -> Iterator[str]:
+    if call.routes_NLK is not None:
+        yield "their experts were chosen by the engine"
+    if call.pictures:
+        yield "their prompts have images"
+
+
+def _episodes(rules: Rules, config: RunConfig) -> Episodes:
+    calls = rules.advantage == "call_gae"
+    given = {name: rules.arguments[name] for name in ("gamma", "lam", "whiten") if name in rules.arguments}
+    return Episodes(calls=calls, value_clip=config.critic.value_clip, **({"lam": 1.0 if calls else 0.95} | given))

@@ -1,0 +1,187 @@
+"""Repeat the updates of a run and compare every weight.
+
+In: a run directory, and steps (none: all that can be repeated). Out: a `Retrained`: for the steps between each two
+checkpoints whether the second is what the plain loop (`plain_update`) makes of the first and of the records; what does
+not agree; and what could not be repeated, and why.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from sharpen.algorithm.supervised import learns_from_rows
+from sharpen.certificate.certificate import Certificate, RepeatedSteps
+from sharpen.certificate.certify import Settings, read_resolved
+from sharpen.certificate.likeness import TWINS, Likeness, compare, in_words
+from sharpen.certificate.lineage import in_words as steps_in_words
+from sharpen.certificate.lineage import read_lineage
+from sharpen.certificate.loss_rules import LossRules
+from sharpen.certificate.plain_adamw import State
+from sharpen.certificate.plain_steps import RolloutSteps
+from sharpen.certificate.plain_update import HEAD, PlainModel, make_steps
+from sharpen.certificate.saved_state import SavedState, read_state
+from sharpen.errors import ConfigError
+from sharpen.execution.model_files import model_folder, quiet_transformers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrained:
+    """The steps that were repeated, from one checkpoint to the next; a sentence for each of these that does not agree;
+    and one for each that was not repeated."""
+
+    repeated: tuple[RepeatedSteps, ...]
+    problems: tuple[str, ...]
+    not_repeated: tuple[str, ...]
+
+
+def retrain(run_dir: Path, steps: Sequence[int] = (), tell: Callable[[str], None] = lambda line: None) -> Retrained:
+    """Repeat these steps (none: all). `tell` gets a line for each stretch that is done.
+
+    Raises `ConfigError` for steps that the run does not have."""
+    quiet_transformers()
+    records = _Records(run_dir)
+    last = max((record.step for record in records.lineage.steps), default=0)
+    if unknown := [step for step in steps if not 1 <= step <= last]:
+        raise ConfigError(f"--retrain {unknown[0]}: the run has steps 1 to {last}")
+    done: list[RepeatedSteps] = []
+    problems: list[str] = []
+    missing: list[str] = []
+    for begin, end in records.stretches():
+        inside = range(begin + 1, end + 1)
+        if steps and not set(steps) & set(inside):
+            continue
+        if reason := records.reason(begin, inside):
+            missing.append(f"the updates of steps {steps_in_words(inside)}: {reason}")
+            continue
+        likeness = records.repeat(begin, end)
+        done.append(_repeated(begin, end, likeness))
+        tell(done[-1].line)
+        if wrong := likeness.wrong:
+            problems.append(
+                f"{done[-1].steps}: the weights are not those that the updates make when they are made once more; "
+                f"furthest: {in_words(wrong)}"
+            )
+    if rest := [step for step in (steps or range(1, last + 1)) if step > records.saved_until]:
+        missing.append(f"the updates of steps {steps_in_words(rest)}: no checkpoint was saved after them")
+    if not done and not problems and not missing:
+        missing.append("any update: the run has no checkpoint")
+    return Retrained(repeated=tuple(done), problems=tuple(problems), not_repeated=tuple(missing))
+
+
+def with_updates(
+    certificate: Certificate, run_dir: Path, steps: Sequence[int], tell: Callable[[str], None]
+) -> Certificate:
+    """Return the certificate with what `retrain` found."""
+    found = retrain(run_dir, steps, tell)
+    return replace(
+        certificate,
+        repeated=found.repeated,
+        problems=(*certificate.problems, *found.problems),
+        not_recomputed=(*certificate.not_recomputed, *found.not_repeated),
+    )
+
+
+def _repeated(begin: int, end: int, likeness: Likeness) -> RepeatedSteps:
+    return RepeatedSteps(
+        first=begin + 1,
+        last=end,
+        cosine=likeness.cosine,
+        length=likeness.length,
+        furthest=likeness.gaps[0].name,
+        share=likeness.gaps[0].share,
+    )
+
+
+class _Records:
+    """What a run left of its steps."""
+
+    def __init__(self, run_dir: Path) -> None:
+        config = read_resolved(run_dir / "resolved.json")
+        self._run_dir, self._settings = run_dir, Settings.of(run_dir, config)
+        self.lineage = read_lineage(run_dir)
+        self._base = model_folder(config.model.model_path)
+        known = {record.step for record in self.lineage.steps}
+        found = (int(path.name.rpartition("_")[2]) for path in run_dir.glob("global_step_*") if path.is_dir())
+        self._saved = sorted({step for step in found if step in known})
+        self._adapts = config.trainer.lora is not None
+        if learns_from_rows(config):
+            from sharpen.certificate.plain_rows import RowSteps
+
+            self._steps: RolloutSteps | RowSteps = RowSteps(run_dir, self._settings)
+        else:
+            self._steps = RolloutSteps(run_dir, self.lineage, self._settings, self._base)
+
+    @property
+    def saved_until(self) -> int:
+        """The step of the last checkpoint."""
+        return max(self._saved, default=0)
+
+    def stretches(self) -> Iterator[tuple[int, int]]:
+        """Yield the steps of each checkpoint and of the next one; the first is the model before training, step 0."""
+        yield from zip([0, *self._saved], self._saved, strict=False)
+
+    def reason(self, begin: int, inside: range) -> str | None:
+        """Say why steps cannot be repeated; None if they can."""
+        if self._adapts and begin == 0:
+            return "adapters begin at random, and no checkpoint holds how"
+        return next((why for step in inside if (why := self._steps.reason(step)) is not None), None)
+
+    def repeat(self, begin: int, end: int) -> Likeness:
+        """Make the steps from one checkpoint to the other again, in two precisions, and compare."""
+        after = read_state(self._run_dir / f"global_step_{end}")
+        high = self._model(rounded=False, dtype=torch.float32 if after.rounded else torch.float64, scale=_scale(after))
+        low = self._model(rounded=after.rounded, dtype=torch.float32, scale=_scale(after))
+        start = _start(low, after)
+        before = start if begin == 0 else read_state(self._run_dir / f"global_step_{begin}").state
+        if after.state.kl_coef is not None and before.kl_coef is None:
+            before.kl_coef = LossRules.of(self._settings.config(begin + 1)).kl_coef
+        steps = [self._steps.step(step) for step in range(begin + 1, end + 1)]
+        exact = make_steps(high, before, steps, _to(start.weights, high.dtype))
+        several = sum(step.epochs * len(step.updates) for step in steps) > 1
+        rounded = [
+            make_steps(low, _nudged(before, twin), steps, start.weights) for twin in range(TWINS if several else 1)
+        ]
+        found = [compare(before, after.state, exact, rounded)]
+        if before.critic is not None and after.state.critic is not None and exact.critic is not None:
+            critics = [one.critic for one in rounded if one.critic is not None]
+            found.append(compare(before.critic, after.state.critic, exact.critic, critics, "critic "))
+        return found[0] if len(found) == 1 else found[0].beside(found[1])
+
+    @functools.cache  # noqa: B019 (lives as long as the call of `retrain`)
+    def _model(self, *, rounded: bool, dtype: torch.dtype, scale: float | None) -> PlainModel:
+        return PlainModel(self._base, rounded=rounded, dtype=dtype, adapter_scale=scale)
+
+
+def _scale(saved: SavedState) -> float | None:
+    """The factor of the adapters' product, None if all weights train."""
+    return None if saved.adapters is None else float(saved.adapters["alpha"]) / float(saved.adapters["rank"])
+
+
+def _start(model: PlainModel, after: SavedState) -> State:
+    """The state before the run: the model's weights, or adapters without effect; a critic with a head of zeros."""
+    own = {name: tensor.detach().clone() for name, tensor in model.module.named_parameters()}
+    adapters = {name: torch.zeros_like(tensor) for name, tensor in after.state.weights.items()}
+    start = State(weights=own if after.adapters is None else adapters)
+    if after.state.critic is not None:
+        critic = after.state.critic.weights
+        heads = {name: torch.zeros_like(tensor) for name, tensor in critic.items() if name.startswith(HEAD)}
+        start.critic = State(weights={name: own[name] for name in own if name in critic} | heads)
+    return start
+
+
+def _nudged(state: State, twin: int) -> State:
+    """Return a state as it is (the first twin), or with each weight moved by at most a rounding of float32."""
+    generator = torch.Generator().manual_seed(twin)
+    copy = state.copy(torch.float32)
+    for name, weight in copy.weights.items() if twin else ():
+        copy.weights[name] = weight * (1.0 + 2.0**-24 * (2.0 * torch.rand(weight.shape, generator=generator) - 1.0))
+    return copy
+
+
+def _to(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
