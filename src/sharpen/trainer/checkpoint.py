@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from sharpen.config.resuming import ANOTHER_NAME
-from sharpen.errors import CheckpointError
+from sharpen.errors import CheckpointError, ModelError
 from sharpen.files import give_mode_of_new, partial_files
 from sharpen.trainer.checksums import changed_files, write_checksums
 from sharpen.trainer.sharding import shard_like
@@ -445,3 +445,18 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def best_of_run(folder: Path) -> Path | None:
+    """Return the checkpoint of a run's folder that was evaluated best, or the latest; None if it is no run's folder.
+    Raises `ModelError` if it has none."""
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{folder} has adapters alone: serve the checkpoint that it lies in, whose weights have them merged in"
+        )
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return None
+    checkpoint = pointed(folder, "best") or pointed(folder, "latest")
+    if checkpoint is None and (folder / "resolved.json").is_file():
+        raise ModelError(f"the run {folder} has no checkpoint yet (best, latest): there is no model of it")
+    return checkpoint
