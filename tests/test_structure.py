@@ -76,7 +76,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "diagnose",
     },
     "several": {"monitor"},
-    "view": {"monitor", "rollout", "experience", "diagnose", "transcript"},
+    "view": {"monitor", "rollout", "experience", "certificate", "diagnose", "transcript"},
     "report": {"families", "monitor", "experience", "rollout", "trainer", "transcript", "view"},
     "rescore": {"rollout", "transcript"},
     "trials": {"monitor", "rollout"},
