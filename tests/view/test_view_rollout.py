@@ -173,6 +173,19 @@ def test_where_calls_come_from():
     assert "critic" in found[5].reason
 
 
+def test_an_answer_that_comes_back_otherwise_written_is_not_shown_again():
+    """Red where it is new because the agent gave it a name; the next question is what is new. Tokens say that it is the
+    same: a call whose tokens do not continue is a fork, and shows it."""
+    first = make_call(
+        0, [1, 2], [3], messages=said("a"), response={"role": "assistant", "content": "b", "tool_calls": []}
+    )
+    messages = (*said("a"), {"role": "assistant", "content": "b", "name": "me"}, {"role": "user", "content": "c"})
+    goes_on = make_call(1, [1, 2, 3, 4], [5], parent=0, messages=messages)
+    other = make_call(1, [1, 2, 9], [5], messages=messages)
+    assert [one.kept for one in origins([first, goes_on])] == [0, 2]
+    assert [one.kept for one in origins([first, other])] == [0, 1]
+
+
 def test_only_pictures_that_are_data_are_shown():
     """An address elsewhere would tell its host who reads what; an SVG picture may hold a script."""
     parts = [
