@@ -96,10 +96,7 @@ def test_a_tiny_model_is_the_same_for_the_same_seed(tmp_path):
 
 
 def test_a_model_with_tools_is_taught_what_its_agent_sends(tmp_path):
-    """Its template is one whose calls are read, and a conversation with a call fits into the settings of `run.yaml`.
-
-    Red with a tokenizer of words: a call is longer than `max_tokens`, and cut.
-    """
+    """Its template is one whose calls are read, and a conversation with a call fits into the settings of `run.yaml`."""
     import runpy
 
     import yaml
