@@ -87,7 +87,8 @@ class PlainModel:
         if adapters train."""
         from transformers import AutoModelForCausalLM
 
-        self.module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(dtype)
+        module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        self.module = module.eval().to(dtype)
         self.module.requires_grad_(False)
         self.dtype, self._rounded, self._scale = dtype, rounded, adapter_scale
 

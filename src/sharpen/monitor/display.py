@@ -224,9 +224,9 @@ class Display:
         self.run_directory(run_dir)
 
     def run_directory(self, run_dir: Path) -> None:
-        """Print the last line of every run, plain and unwrapped."""
+        """Print the last line of every run; a path that does not fit stands on a line of its own."""
         self.close()
-        self._print(f"run directory: {run_dir}")
+        self._print("\n".join(fitted(f"run directory: {run_dir}", self._screen)))
 
     def close(self) -> None:
         """End the live block. May be called twice."""
