@@ -28,6 +28,7 @@ SEVERAL = 4.0
 so that one measurement of it may come out small by chance. It is then measured `TWINS` times; the largest counts."""
 
 TWINS = 3
+"""How often rounding is measured after several updates."""
 
 _ULP = 2.0**-23
 """A step of float32 at 1, in which weights and moments are stored."""

@@ -68,7 +68,6 @@ class PlainStep:
     """A step: its updates with their sequences, each rollout's calls one after the other, repeated `epochs` times.
     `pairs`: rows are pairs of answers. `episodes`: advantages are a critic's."""
 
-    number: int
     updates: Sequence[Sequence[PlainSequence]]
     epochs: int
     loss: LossRules

@@ -192,7 +192,7 @@ class Display:
         options: str,
     ) -> None:
         """Print how to use the model that the verdict recommends (`options` are vLLM's), where the results are, and the
-        verdict; the very last line is `run directory: PATH`."""
+        verdict; the very last line is `run directory: PATH` (on a terminal too narrow for it, two)."""
         self.close()
         self._print("")
         for line in usage_lines(run_dir, verdict.model, picture, tensorboard, options, self._screen):
