@@ -76,9 +76,11 @@ def test_a_right_step_is_in_the_certificate_and_nothing_is_left_behind(tmp_path,
 def test_a_wrong_step_ends_the_run_and_breaks_the_certificate(tmp_path, toy_model_dir, toy_dataset):
     hook = register_optimizer_step_pre_hook(never_drops)
     try:
-        with a_run(tmp_path, toy_model_dir, toy_dataset, steps=1) as (loop, run_dir):
-            with pytest.raises(CertificateError, match="step 1: the weights are not those that the updates make"):
-                loop.run()
+        with (
+            a_run(tmp_path, toy_model_dir, toy_dataset, steps=1) as (loop, run_dir),
+            pytest.raises(CertificateError, match="step 1: the weights are not those that the updates make"),
+        ):
+            loop.run()
     finally:
         hook.remove()
     found = write_certificate(run_dir)

@@ -301,7 +301,7 @@ def _soundness(files: RunFiles) -> Soundness:
         checks=tuple(_checks(found.get("checks"))),
         problems=_texts(found.get("problems")),
         not_recomputed=_texts(found.get("not_recomputed")),
-        updates=_updates(found),
+        updates=updates_sentence(found),
         outcomes=counts(outcomes),
         excluded=counts({name: count for name, count in outcomes.items() if name != "ok"}),
         calls=counts(_numbers(found.get("calls"))),
@@ -336,7 +336,7 @@ def _texts(found: Any) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
-def _updates(found: Mapping[str, Any]) -> str:
+def updates_sentence(found: Mapping[str, Any]) -> str:
     """Say of which steps of a certificate the updates were made once more."""
     parts, steps = found.get("repeated"), found.get("steps")
     again: list[int] = []
