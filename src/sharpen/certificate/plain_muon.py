@@ -37,8 +37,8 @@ def direction(before: Tensor, after: Tensor) -> Tensor:
 
 def _orthogonal(matrix: Tensor) -> Tensor:
     """Five steps of Newton and Schulz, in bfloat16, as Muon makes them. They enlarge what is nearly 0 by hundreds, and
-    so what rounding makes of it. To measure this, a matrix in float32 is rounded otherwise in one number of a hundred; one
-    in float64 is not."""
+    what rounding makes of it too. To measure this, a matrix in float32 is rounded otherwise in one number of a hundred;
+    one in float64 is not."""
     if matrix.dtype != torch.float64:
         shifts = torch.rand(matrix.shape, generator=torch.Generator().manual_seed(0)) * 2.0 - 1.0
         matrix = matrix * (1.0 + _SHIFT * shifts)
