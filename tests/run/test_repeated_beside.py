@@ -49,7 +49,7 @@ def a_run(folder, model, dataset, *, steps=2, adapters=False):
             loop.trainer,
             loop.journal,
             site.directory.path,
-            Size(num_weights=1, needed=1, free=2, adapters=adapters),
+            Size(num_weights=1, needed=1, free=2),
             checkpoint=site.directory.checkpoint,
             total_steps=steps,
             time_limit_s=None,
@@ -61,7 +61,7 @@ def a_run(folder, model, dataset, *, steps=2, adapters=False):
 
 
 def test_a_right_step_is_in_the_certificate_and_nothing_is_left_behind(tmp_path, toy_model_dir, toy_dataset):
-    """With adapters, whose state before the first step is kept. A run that goes on checks what it loads."""
+    """With adapters, which begin at random. A run that goes on checks what it loads."""
     for steps, repeated in ((1, [1]), (2, [1, 2])):
         with a_run(tmp_path, toy_model_dir, toy_dataset, steps=steps, adapters=True) as (loop, run_dir):
             loop.run()

@@ -8,7 +8,7 @@ from sharpen.certificate.certificate import RepeatedSteps, Retrained
 from sharpen.errors import CertificateError, CheckpointError
 from sharpen.run.repeats import SHARE, Repeats, Size
 
-SMALL = Size(num_weights=1_000_000, needed=100_000_000, free=10_000_000_000, adapters=False)
+SMALL = Size(num_weights=1_000_000, needed=100_000_000, free=10_000_000_000)
 TOKENS = 1_000.0
 
 
@@ -194,11 +194,6 @@ def test_the_first_step_is_the_first_that_trains_something(tmp_path):
     assert (run.jobs[0].before, run.jobs[0].after) == ("global_step_2", "global_step_3")
 
 
-def test_adapters_are_kept_before_the_first_step_for_they_begin_at_random(tmp_path):
-    size = Size(num_weights=1_000_000, needed=1, free=2, adapters=True)
-    assert Run(tmp_path, size=size).train().jobs[0].before == "global_step_0"
-
-
 def test_a_continued_run_begins_with_the_checkpoint_that_was_loaded(tmp_path):
     run = Run(tmp_path, done=10).train()
     assert (run.jobs[0].step, run.jobs[0].before) == (11, "as it was loaded")
@@ -223,8 +218,8 @@ def test_a_step_that_cannot_be_made_once_more_is_not_tried_again(tmp_path):
 @pytest.mark.parametrize(
     ("size", "why"),
     [
-        (Size(num_weights=1, needed=8 * 2**30, free=2**30, adapters=False), "about 8.0 GiB of memory, and 1.0 GiB"),
-        (Size(num_weights=0, needed=0, free=1, adapters=False), "no weights in safetensors"),
+        (Size(num_weights=1, needed=8 * 2**30, free=2**30), "about 8.0 GiB of memory, and 1.0 GiB"),
+        (Size(num_weights=0, needed=0, free=1), "no weights in safetensors"),
     ],
 )
 def test_too_little_memory_is_said_and_nothing_is_kept(tmp_path, size, why):

@@ -21,11 +21,16 @@ from sharpen.certificate.certify import Settings, read_resolved
 from sharpen.certificate.likeness import TWINS, Likeness, compare, in_words
 from sharpen.certificate.lineage import in_words as steps_in_words
 from sharpen.certificate.lineage import read_lineage
-from sharpen.certificate.loss_rules import LossRules
-from sharpen.certificate.plain_adamw import State, moved_by
+from sharpen.certificate.plain_adamw import Rates, State, moved_by
 from sharpen.certificate.plain_steps import RolloutSteps
-from sharpen.certificate.plain_update import HEAD, PlainModel, make_steps
-from sharpen.certificate.saved_state import SavedState, num_weights, read_state
+from sharpen.certificate.plain_update import HEAD, PlainModel, PlainStep, make_steps
+from sharpen.certificate.saved_state import (
+    SavedState,
+    num_weights,
+    read_adapters_at_start,
+    read_state,
+    records_adapters_at_start,
+)
 from sharpen.errors import ConfigError, ModelError
 from sharpen.execution.model_files import model_folder, quiet_transformers
 from sharpen.host_memory import available_bytes
@@ -52,9 +57,10 @@ def retrain(
     if unknown := [step for step in steps if not 1 <= step <= last]:
         raise ConfigError(f"--retrain {unknown[0]}: the run has steps 1 to {last}")
     found: list[Retrained] = []
-    for inside, before, after in records.stretches():
-        if steps and not set(steps) & set(inside):
-            continue
+    asked = [one for one in records.stretches() if not steps or set(steps) & set(one[0])]
+    if asked:
+        tell(f"making updates once more, up to step {asked[-1][0][-1]}; the first are those of step {asked[0][0][0]}")
+    for inside, before, after in asked:
         found.append(records.attempt(inside, before, after, free))
         for one in found[-1].repeated:
             tell(one.line)
@@ -139,15 +145,15 @@ class _Records:
     def attempt(self, inside: range, before: Path | None, after: Path, free: int) -> Retrained:
         """Repeat the steps `inside` two checkpoints, if they can be repeated in so many bytes of memory."""
         name = f"the updates of steps {steps_in_words(inside)}"
-        if reason := self._reason(inside, before, after, free):
-            return Retrained(not_repeated=(f"{name}: {reason}",))
         try:
-            likeness = self._repeat(inside, before, after)
+            likeness = self._repeat(inside, before, after, free)
         except ModelError as error:
             return Retrained(not_repeated=(f"{name}: {error}",))
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             damage = f"a checkpoint is damaged ({type(error).__name__}: {error})"
             return Retrained(problems=(f"{name} cannot be made once more: {damage}",))
+        if isinstance(likeness, str):
+            return Retrained(not_repeated=(f"{name}: {likeness}",))
         repeated, wrong = _repeated(inside, likeness), likeness.wrong
         problem = (
             f"{repeated.steps}: the weights are not those that the updates make when they are made once more; "
@@ -155,40 +161,50 @@ class _Records:
         )
         return Retrained(repeated=(repeated,), problems=(problem,) if wrong else ())
 
-    def _reason(self, inside: range, before: Path | None, after: Path, free: int) -> str | None:
-        if self._adapts and before is None:
-            return "adapters begin at random, and no checkpoint holds how"
-        if (why := next((why for step in inside if (why := self._steps.reason(step)) is not None), None)) is not None:
-            return why
+    def _repeat(self, inside: range, before: Path | None, after: Path, free: int) -> Likeness | str:
+        """Make the steps from one checkpoint to the other again, in two precisions, and compare; or say why that cannot
+        be done in so many bytes of memory."""
+        if self._adapts and before is None and not records_adapters_at_start(self._run_dir):
+            return "adapters begin at random, and this run did not record how"
         if (needed := memory_bytes(after)) > free:
             return f"that takes about {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free"
-        return None
+        steps: list[PlainStep] = []
+        for number in inside:
+            step = self._steps.step(number)
+            if isinstance(step, str):
+                return step
+            steps.append(step)
+        return self._compared(before, after, steps)
 
-    def _repeat(self, inside: range, begin: Path | None, end: Path) -> Likeness:
-        """Make the steps from one checkpoint to the other again, in two precisions, and compare."""
+    def _compared(self, begin: Path | None, end: Path, steps: Sequence[PlainStep]) -> Likeness:
         after = read_state(end)
         high = self._model(rounded=False, dtype=torch.float32 if after.rounded else torch.float64, scale=_scale(after))
         low = self._model(rounded=after.rounded, dtype=torch.float32, scale=_scale(after))
         start = _start(low, after)
-        before = start if begin is None else read_state(begin).state
+        before = self._before(begin, start)
         if after.state.kl_coef is not None and before.kl_coef is None:
-            before.kl_coef = LossRules.of(self._settings.config(inside[0])).kl_coef
+            before.kl_coef = steps[0].loss.kl_coef
         if unknown := before.weights.keys() ^ start.weights.keys():
             raise ModelError(f"{min(unknown)} is either in the checkpoint or in transformers' model, not in both")
-        steps = [self._steps.step(step) for step in inside]
         exact = make_steps(high, before, steps, _to(start.weights, high.dtype))
         several = sum(step.epochs * len(step.updates) for step in steps) > 1
         rounded = [
             make_steps(low, _nudged(before, twin), steps, start.weights) for twin in range(TWINS if several else 1)
         ]
-        own = None if several else moved_by(before, after.state, exact.counts, steps[0].rates)
+        own = [] if several else _own(before, after.state, exact, steps[0].rates, low)
         found = [compare(before, after.state, exact, rounded, own)]
         if before.critic is not None and after.state.critic is not None and exact.critic is not None:
             critics, rates = [one.critic for one in rounded if one.critic is not None], steps[0].critic_rates
             if rates is not None and not several:
-                own = moved_by(before.critic, after.state.critic, exact.critic.counts, rates)
+                own = _own(before.critic, after.state.critic, exact.critic, rates, low)
             found.append(compare(before.critic, after.state.critic, exact.critic, critics, own, "critic "))
         return found[0] if len(found) == 1 else found[0].beside(found[1])
+
+    def _before(self, folder: Path | None, start: State) -> State:
+        """The state in a checkpoint, or that before training."""
+        if folder is not None:
+            return read_state(folder).state
+        return replace(start, weights=read_adapters_at_start(self._run_dir)) if self._adapts else start
 
     @functools.cache  # noqa: B019 (lives as long as the call of `retrain`)
     def _model(self, *, rounded: bool, dtype: torch.dtype, scale: float | None) -> PlainModel:
@@ -210,6 +226,13 @@ def _start(model: PlainModel, after: SavedState) -> State:
         heads = {name: torch.zeros_like(tensor) for name, tensor in critic.items() if name.startswith(HEAD)}
         start.critic = State(weights={name: own[name] for name in own if name in critic} | heads)
     return start
+
+
+def _own(before: State, after: State, exact: State, rates: Rates, model: PlainModel) -> list[dict[str, torch.Tensor]]:
+    """The weights that the optimizer makes of the moments after an update: exactly, and as this machine rounds."""
+    return [
+        moved_by(before, after, exact.counts, rates, model.tables, dtype) for dtype in (torch.float64, torch.float32)
+    ]
 
 
 def _nudged(state: State, twin: int) -> State:

@@ -78,12 +78,11 @@ Start = Callable[[Path, int, "Path | None", Path], Job]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """What decides whether and how fast a step can be made once more: the model's weights, the memory it takes and the
-    memory that is free, in bytes, and whether adapters train."""
+    memory that is free, in bytes."""
 
     num_weights: int
     needed: int
     free: int
-    adapters: bool
 
 
 class Repeats:
@@ -133,7 +132,7 @@ class Repeats:
         self._clear()
         begin = self._folder / f"global_step_{step - 1}"
         loaded = self._checkpoint if self._checkpoint is not None and self._checkpoint.name == begin.name else None
-        if self._kept_whole(begin, loaded, needed=step > 1 or self._size.adapters):
+        if self._kept_whole(begin, loaded, needed=step > 1):
             self._kept = step, begin if begin.is_dir() else None
 
     def after(self, step: int, *, tokens: float, seconds: float) -> None:
