@@ -76,7 +76,8 @@ class Certificate:
 
     `truncated_tokens` counts the trained tokens sampled with `top_p` or `top_k`, whose logprobs are not compared.
     `outcomes` counts the run's rollouts by outcome, `calls` their calls by status, `rows` the rows of a run without
-    rollouts by what happened to them. `repeated` are the steps whose updates were made once more. `staleness` is (the
+    rollouts by what happened to them. `repeated` are the steps whose updates were made once more. `verdict` says
+    what of the evaluations was computed again and agrees. `staleness` is (the
     age of the oldest trained token, the age allowed) in policy versions, for runs whose rollouts run ahead of the
     training. `not_recomputed` lists what cannot be recomputed and is therefore not covered.
     """
@@ -93,6 +94,7 @@ class Certificate:
     rows: Mapping[str, int] = field(default_factory=dict)
     losses: LossGaps | None = None
     repeated: tuple[RepeatedSteps, ...] = ()
+    verdict: str = ""
     problems: tuple[str, ...] = field(default=())
     not_recomputed: tuple[str, ...] = field(default=())
 
@@ -132,6 +134,8 @@ class Certificate:
                 f"weights after steps {steps}"
             )
         lines += [f"{'ok' if one.share <= 1.0 else 'broken':>7}  updates      {one.line}" for one in self.repeated]
+        if self.verdict:
+            lines.append(f"{'ok':>7}  verdict      {self.verdict}")
         for name, counts in (("rollouts", self.outcomes), ("calls", self.calls), ("rows", self.rows)):
             if counts:
                 by_kind = ", ".join(f"{count} {kind}" for kind, count in counts.items())
