@@ -77,7 +77,7 @@ def test_every_framework_has_an_agent():
 def test_held_out_sums_are_not_trained_on():
     splits = rows()
     pairs = {split: {tuple(filter(str.isdigit, row["question"])) for row in some} for split, some in splits.items()}
-    assert {split: len(some) for split, some in splits.items()} == {"train": 240, "test": 60}
+    assert {split: len(some) for split, some in splits.items()} == {"train": 180, "test": 120}
     assert not pairs["train"] & pairs["test"]
 
 

@@ -44,7 +44,9 @@ class Gap:
 
     @property
     def share(self) -> float:
-        """The distance, in bounds."""
+        """The distance, in bounds; infinite if it is no number."""
+        if not math.isfinite(self.distance):
+            return math.inf
         return self.distance / self.bound if self.bound else math.inf if self.distance else 0.0
 
 
