@@ -193,7 +193,8 @@ class _Check:
         if self.missing:
             return
         found = self._judge(self._modes("before"), self._modes("after"), told)
-        if told.get("kind") != found["kind"] or told.get("original") == (found["kind"] == "better"):
+        wrong_model = found["kind"] != "unknown" and told.get("original") == (found["kind"] == "better")
+        if told.get("kind") != found["kind"] or wrong_model:
             text = f"the verdict is {told.get('kind')!r}, but the records say {found['kind']!r}"
             self.problems.append(f"{text} ({', '.join(f'{key} {value}' for key, value in found.items())})")
         elif not str(told.get("text")).startswith(WORDS[found["kind"]]):
