@@ -1,7 +1,7 @@
 """The run certificate: the results of the checks of every step behind the run's weights, in one file.
 
 In: a run directory, whose `run.db` holds the checks that each step recorded. Out: `certificate.json`, written by the
-run itself; `certify` recomputes it from the recorded calls.
+run itself, with its verdict computed again (`certificate.verdict`); `certify` recomputes it from the recorded calls.
 """
 
 from __future__ import annotations
@@ -148,12 +148,9 @@ class Certificate:
         return [*lines, *(f"  ! {problem}" for problem in self.problems)]
 
 
-def write_certificate(run_dir: Path) -> Certificate:
-    """Write `certificate.json` from the checks that the run's steps recorded. Raises `JournalError` if they cannot be
-    read."""
-    certificate = recorded_certificate(run_dir)
+def write_certificate(run_dir: Path, certificate: Certificate) -> None:
+    """Write `certificate.json`."""
     write_whole(run_dir / "certificate.json", f"{json.dumps(certificate.to_json(), indent=2)}\n", lasting=False)
-    return certificate
 
 
 def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certificate:

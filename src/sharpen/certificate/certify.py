@@ -58,12 +58,22 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
         found = recompute(run_dir, config, saved, losses=logprobs)
     else:
         found = _recompute(run_dir, config, saved, logprobs=logprobs)
+    found = replace(
+        found,
+        problems=(*found.problems, *saved.problems),
+        not_recomputed=(*found.not_recomputed, *saved.not_compared),
+    )
+    return with_verdict(found, run_dir, config)
+
+
+def with_verdict(certificate: Certificate, run_dir: Path, config: RunConfig) -> Certificate:
+    """Return the certificate with what computing the verdict again found. `config` are the run's current settings."""
     judged = judge_again(run_dir, Settings.of(run_dir, config).config, read_lineage(run_dir))
     return replace(
-        found,
+        certificate,
         verdict=judged.line,
-        problems=(*found.problems, *saved.problems, *judged.problems),
-        not_recomputed=(*found.not_recomputed, *saved.not_compared, *judged.not_recomputed),
+        problems=(*certificate.problems, *judged.problems),
+        not_recomputed=(*certificate.not_recomputed, *judged.not_recomputed),
     )
 
 
