@@ -121,9 +121,10 @@ def twice(group: str) -> tuple[str, ...]:
             "after, held-out, sampled: 1 tasks were evaluated more than once: test/3",
         ),
         (
-            (f"UPDATE calls SET temperature = 0 WHERE rollout_key IN (SELECT key FROM rollouts WHERE {AFTER})",),
-            "after, held-out, sampled: all 10 calls are at temperature 0",
+            dropped("group_id LIKE 'step-2/held-out/greedy/%' AND task_id = 'test/3'"),
+            "step-2, held-out, greedy: 1 tasks were not evaluated: test/3",
         ),
+        (dropped("group_id LIKE 'step-2/held-out/greedy/%'"), "has no evaluation step-2, held-out, greedy"),
         (
             (
                 "UPDATE calls SET temperature = 1 WHERE rollout_key IN (SELECT key FROM rollouts WHERE group_id LIKE"
@@ -178,7 +179,12 @@ def another(name: str, value: Any) -> Callable[[Any], None]:
         (another("verdict.text", "better by +0.6"), "its sentence is 'better by +0.6'"),
         (another("verdict.low", -0.01), "the verdict: summary.json says low -0.01"),
         (another("verdict.measure", "greedy reward"), "by 'greedy reward', the settings and records say 'sampled"),
+        (another("verdict.step", 2), "the verdict: summary.json says step 2"),
         (another("after", None), "has the evaluation after, summary.json does not"),
+        (another("after.greedy", None), "after, held-out, greedy: summary.json says accuracy None"),
+        (another("further", None), "has the evaluation after, more, summary.json does not"),
+        (another("further.more.before", []), "further.more.before: 'before' is no object"),
+        (another("verdict", "better"), "verdict: 'verdict' is no object"),
     ],
 )
 def test_a_fault_in_the_summary_is_named(run_dir, change, sentence):
@@ -201,6 +207,35 @@ def test_what_cannot_be_computed_again_is_named(run_dir):
     assert any(
         "is of step 2, the weights are of step 4" in one for one in certify(run_dir, logprobs=False).not_recomputed
     )
+
+
+def test_sampled_evaluations_without_sampling_are_named(run_dir):
+    """An agent that knows that it is evaluated may ask for it, so that it is no contradiction."""
+    in_records(
+        run_dir,
+        f"UPDATE calls SET temperature = 0 WHERE rollout_key IN (SELECT key FROM rollouts WHERE {AFTER})",
+    )
+    found = certify(run_dir, logprobs=False)
+    assert found.holds
+    assert any("after, held-out, sampled: all calls are at temperature 0" in one for one in found.not_recomputed)
+
+
+def test_a_verdict_without_any_evaluation_is_named(run_dir):
+    """Red when the evaluations' absence hides a verdict."""
+    (run_dir / "evaluations.db").unlink()
+
+    def nothing_else(content: Any) -> None:
+        content |= {"before": None, "after": None, "verdict": {**content["verdict"], "kind": "better"}}
+
+    in_summary(run_dir, nothing_else)
+    found = certify(run_dir, logprobs=False)
+    assert [one for one in found.not_recomputed if "there is no evaluations.db" in one]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "3", '{"steps": 4, "further": 1}'])
+def test_a_damaged_summary_is_a_problem_and_no_exception(run_dir, text):
+    (run_dir / "summary.json").write_text(text)
+    assert "summary.json is damaged" in problems(run_dir) or "is no object" in problems(run_dir)
 
 
 def test_a_problem_of_the_verdict_fails_the_command(run_dir, capsys):

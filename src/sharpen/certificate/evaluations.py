@@ -100,9 +100,17 @@ class Evaluated:
             self.rollouts
         ) or left_out > config.rollout.max_excluded_share * len(self.rollouts)
 
-    def faults(self, every: Iterable[str], *, may_be_cold: bool) -> Iterator[str]:
-        """Yield what is wrong with the records themselves. `every`: the set's tasks in all evaluations. `may_be_cold`:
-        the agent may ask for temperature 0 itself."""
+    @property
+    def is_cold(self) -> bool:
+        """Whether it is called sampled, and no call was."""
+        return self.mode == "sampled" and any(one.calls for one in self.rollouts) and not self._num_hot
+
+    @property
+    def _num_hot(self) -> int:
+        return sum(one.hot for one in self.rollouts)
+
+    def faults(self, every: Iterable[str]) -> Iterator[str]:
+        """Yield what is wrong with the records themselves. `every`: the set's tasks in all evaluations."""
         counts = Counter(one.task for one in self.tasks)
         if missing := [task for task in every if task not in counts]:
             yield f"{self.name}: {len(missing)} tasks were not evaluated: {few(missing)}"
@@ -113,11 +121,9 @@ class Evaluated:
         if others := {version for one in self.rollouts for version in one.versions} - {self.version}:
             of = ", ".join(map(str, sorted(others)))
             yield f"{self.name}: of weights of version {self.version}, but tokens were sampled by version {of}"
-        calls, hot = sum(one.calls for one in self.rollouts), sum(one.hot for one in self.rollouts)
-        if self.mode == "greedy" and hot:
-            yield f"{self.name}: {hot} of {calls} calls are not at temperature 0"
-        if self.mode == "sampled" and calls and not hot and not may_be_cold:
-            yield f"{self.name}: all {calls} calls are at temperature 0, and none of those that trained is"
+        if self.mode == "greedy" and self._num_hot:
+            calls = sum(one.calls for one in self.rollouts)
+            yield f"{self.name}: {self._num_hot} of {calls} calls are not at temperature 0"
 
 
 def read_results(path: Path) -> Iterator[TaskResult]:
@@ -130,18 +136,6 @@ def read_results(path: Path) -> Iterator[TaskResult]:
                 rollouts = tuple(_read_rollouts(connection, key))
                 place = id_.removesuffix(f"/{task}")
                 yield TaskResult(place=place, task=task, version=version, rollouts=rollouts)
-
-
-def asks_for_greedy(path: Path) -> bool:
-    """Whether the agent asked for temperature 0 itself while it trained, in `run.db`, or no call trained: the modes of
-    the evaluation can then be the same. Raises `JournalError`."""
-    calls = "FROM calls JOIN rollouts ON rollouts.key = rollout_key WHERE is_final = 1"  # 2 is a greedy baseline
-    with reading(path) as connection:
-        cold, hot = (
-            connection.execute(f"SELECT 1 {calls} AND temperature {which} LIMIT 1").fetchone() is not None
-            for which in ("= 0", "> 0")
-        )
-    return cold or not hot
 
 
 def read_passes(tasks: Iterable[TaskResult], *, merged: bool) -> list[Evaluated]:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +20,6 @@ from typing import Any
 from sharpen.certificate.evaluations import (
     Evaluated,
     TaskResult,
-    asks_for_greedy,
     few,
     read_passes,
     read_results,
@@ -68,7 +67,9 @@ def judge_again(run_dir: Path, config_of: Callable[[int], RunConfig], lineage: L
     kind = _part(summary, "verdict").get("kind", "none yet")
     agrees = check.num_rewards and not check.problems and not check.missing
     line = f"{check.num_rewards:,} rewards read again: {kind}" if agrees else ""
-    return Judged(line, tuple(check.problems), tuple(f"the verdict: {reason}" for reason in check.missing))
+    return Judged(
+        line, tuple(check.problems), tuple(f"the verdict: {reason}" for reason in (*check.missing, *check.notes))
+    )
 
 
 def _why_not(summary: Mapping[str, Any] | None, results: Sequence[TaskResult] | None, lineage: Lineage) -> str:
@@ -103,13 +104,13 @@ class _Check:
         self._versions = {0: 0} | {record.step: record.version for record in lineage.steps}
         self._several = len(sessions) != 1  # an earlier session's evaluations may be there, or lost
         self._begins = {session.version for session in sessions} or {0}
-        self._may_be_cold = asks_for_greedy(run_dir / "run.db")
         self._state = _position(run_dir, lineage)
         self._best_kept = (run_dir / "best").exists()
         self._found: dict[tuple[str, str, str], Evaluated] = {}
         self._earlier: dict[int, dict[str, Evaluated]] = {}
         self.problems: list[str] = []
         self.missing: list[str] = []
+        self.notes: list[str] = []
         self.num_rewards = 0
 
     def evaluations(self, results: Sequence[TaskResult]) -> None:
@@ -130,7 +131,7 @@ class _Check:
                 if mode in modes:
                     self.problems += self._faults(modes[mode])
                 else:
-                    self._lacks(f"step {step}", HELD_OUT, mode)
+                    self._lacks(f"step-{step}", HELD_OUT, mode)
         self._compare_numbers()
         self._find_copies()
 
@@ -150,12 +151,15 @@ class _Check:
     def _step_of(self, version: int) -> int:
         return next((step for step, after in self._versions.items() if version == after), 0)
 
-    def _faults(self, one: Evaluated) -> Iterator[str]:
+    def _faults(self, one: Evaluated) -> Iterable[str]:
         held_out = [other for modes in self._earlier.values() for other in modes.values()]
         same_set = [other for other in (*self._found.values(), *held_out) if other.set == one.set]
         every = dict.fromkeys(result.task for other in same_set for result in other.tasks)
-        own = one.set in self._config_of(self._last).evaluation.own
-        return one.faults(every, may_be_cold=own or self._may_be_cold)
+        if one.is_cold:
+            self.notes.append(
+                f"{one.name}: all calls are at temperature 0, as greedy ones, unless the agent asks for it"
+            )
+        return one.faults(every)
 
     def _compare(self, moment: str, tasks: str, mode: str) -> None:
         """Check the records of one evaluation that the summary has, and its rewards against the checkpoint's."""
@@ -200,7 +204,7 @@ class _Check:
         copied: Counter[tuple[str, str]] = Counter()
         for one in [*self._found.values(), *(one for modes in self._earlier.values() for one in modes.values())]:
             for result in one.tasks:
-                for started in {rollout.started for rollout in result.rollouts} - {None}:
+                for started in {rollout.started for rollout in result.rollouts if rollout.started is not None}:
                     other = seen.setdefault((result.task, started), one.name)
                     copied[other, one.name] += other != one.name
         for (first, second), count in copied.items():
@@ -301,9 +305,10 @@ def _read_summary(path: Path) -> Mapping[str, Any] | None:
 def _part(tree: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     """Return the object below these names, empty if there is none. Raises `ValueError` for what is no object."""
     for name in names:
-        tree = tree.get(name) or {}
-        if not isinstance(tree, dict):
+        found = tree.get(name)
+        if found is not None and not isinstance(found, dict):
             raise ValueError(f"{'.'.join(names)}: {name!r} is no object")
+        tree = found or {}
     return tree
 
 
