@@ -32,7 +32,7 @@ KINDS = {
     "real": lambda rng, skill: rng.gauss(skill, 0.5),
     "ties": lambda rng, skill: rng.choice([0.0, 0.1 + 0.2, 0.3]) + (rng.random() < skill),
 }
-SEEDS = 30
+SEEDS = 20
 FAILURES = (Outcome.WORKFLOW_ERROR, Outcome.TIMEOUT, Outcome.JUDGE_ERROR, Outcome.BLOCKED_LOOP, *MODEL_CAUSED)
 
 
