@@ -80,6 +80,10 @@ def retrain(
         except ModelError as error:
             missing.append(f"the updates of steps {steps_in_words(inside)}: {error}")
             continue
+        except RuntimeError as error:  # torch's, for a model that cannot compute so
+            reason = str(error).partition("\n")[0]
+            missing.append(f"the updates of steps {steps_in_words(inside)}: transformers' forward pass fails: {reason}")
+            continue
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             problems.append(
                 f"the updates of steps {steps_in_words(inside)} cannot be made once more: a checkpoint is damaged "
