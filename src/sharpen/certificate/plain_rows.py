@@ -47,18 +47,19 @@ class RowSteps:
         parts = config.trainer.num_minibatches
         bounds = [len(lessons) * part // parts for part in range(parts + 1)]
         updates = [[*_update(lessons[start:end], config)] for start, end in pairwise(bounds)]
-        loss, pairs = config.loss, None
-        if config.algorithm.algorithm_type == "dpo":
-            given = loss.policy_loss_args
-            pairs = PairLoss(beta=given.get("beta", 0.1), smoothing=given.get("label_smoothing", 0.0))
-        coefficient = loss.kl_coef or 0.0
-        return PlainStep(
-            updates=updates,
-            epochs=config.trainer.epochs,
-            loss=LossRules(policy_loss="sft", kl=(loss.kl or "none") if coefficient else "none", kl_coef=coefficient),
-            rates=Rates.of(config),
-            pairs=pairs,
-        )
+        loss, pairs = row_loss(config)
+        return PlainStep(updates=updates, epochs=config.trainer.epochs, loss=loss, rates=Rates.of(config), pairs=pairs)
+
+
+def row_loss(config: RunConfig) -> tuple[LossRules, PairLoss | None]:
+    """Return the loss that the settings of a run on rows define; with that of pairs, if rows are pairs of answers."""
+    loss, pairs = config.loss, None
+    if config.algorithm.algorithm_type == "dpo":
+        given = loss.policy_loss_args
+        pairs = PairLoss(beta=given.get("beta", 0.1), smoothing=given.get("label_smoothing", 0.0))
+    coefficient = loss.kl_coef or 0.0
+    kl = (loss.kl or "none") if coefficient else "none"
+    return LossRules(policy_loss="sft", kl=kl, kl_coef=coefficient), pairs
 
 
 def _update(lessons: Sequence[Lesson], config: RunConfig) -> Iterator[PlainSequence]:

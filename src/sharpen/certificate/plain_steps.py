@@ -56,7 +56,7 @@ class RolloutSteps:
             epochs=config.trainer.epochs,
             loss=LossRules.of(config),
             rates=Rates.of(config),
-            episodes=_episodes(rules, config) if rules.formula.critic else None,
+            episodes=episodes(rules, config) if rules.formula.critic else None,
             critic_rates=Rates.of(config, critic=True) if rules.formula.critic else None,
         )
 
@@ -87,15 +87,24 @@ class RolloutSteps:
         )
 
 
-def unrepeatable(config: RunConfig) -> Iterator[str]:
-    """Yield what in a run's settings the plain loop does not make."""
+def without_gradient(config: RunConfig) -> Iterator[str]:
+    """Yield what in a run's settings keeps the plain loop from computing its gradients."""
     trainer, lora = config.trainer, config.trainer.lora
     cases = {
-        f"the optimizer is {trainer.optimizer}": trainer.optimizer != "adamw",
         "a balance loss of experts is added": bool(trainer.balance_coef),
         "the vision tower is trained": trainer.train_towers,
         "the adapters are those of experts": lora is not None and lora.experts,
         "the frozen weights are in 4 bits": lora is not None and lora.base == "nf4",
+    }
+    yield from (reason for reason, applies in cases.items() if applies)
+
+
+def unrepeatable(config: RunConfig) -> Iterator[str]:
+    """Yield what in a run's settings the plain loop does not make."""
+    trainer = config.trainer
+    yield from without_gradient(config)
+    cases = {
+        f"the optimizer is {trainer.optimizer}": trainer.optimizer != "adamw",
         "how many updates the rate's schedule spans is not among the settings": trainer.schedule != "constant"
         and config.train_dataset.total_steps is None,
     }
@@ -119,7 +128,8 @@ def _unrepeatable_call(call: Call) -> Iterator[str]:
         yield "their prompts have images"
 
 
-def _episodes(rules: Rules, config: RunConfig) -> Episodes:
+def episodes(rules: Rules, config: RunConfig) -> Episodes:
+    """Return how a critic credits tokens under these settings."""
     calls = rules.advantage == "call_gae"
     given = {name: rules.arguments[name] for name in ("gamma", "lam", "whiten") if name in rules.arguments}
     return Episodes(calls=calls, value_clip=config.critic.value_clip, **({"lam": 1.0 if calls else 0.95} | given))

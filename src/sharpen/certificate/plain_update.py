@@ -86,7 +86,9 @@ class PlainModel:
         if adapters train."""
         from transformers import AutoModelForCausalLM
 
-        module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        module: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=False, experts_implementation="eager"
+        )
         self.module = module.eval().to(dtype)
         self.module.requires_grad_(False)
         self.dtype, self._rounded, self._scale = dtype, rounded, adapter_scale
