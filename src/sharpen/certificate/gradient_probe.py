@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -27,8 +27,7 @@ from sharpen.certificate.likeness import Gap, compare_gradients, in_words
 from sharpen.certificate.loss_rules import LossRules
 from sharpen.certificate.plain_adamw import Rates, State
 from sharpen.certificate.plain_losses import POLICY_LOSSES
-from sharpen.certificate.plain_rows import row_loss
-from sharpen.certificate.plain_steps import episodes, without_gradient
+from sharpen.certificate.plain_steps import episodes, row_loss, without_gradient
 from sharpen.certificate.plain_update import PlainModel, PlainSequence, PlainStep, make_steps
 from sharpen.certificate.probe_batch import (
     LONGEST,
@@ -43,13 +42,19 @@ from sharpen.certificate.probe_batch import (
 from sharpen.certificate.rules import Rules
 from sharpen.certificate.saved_state import num_weights
 from sharpen.config.run import RunConfig
-from sharpen.errors import GradientError
+from sharpen.errors import GradientError, ModelError
+from sharpen.execution.model_files import quiet_transformers
 from sharpen.host_memory import available_bytes
 from sharpen.types import Experience
 
 if TYPE_CHECKING:
     from sharpen.trainer.gradients import Arrays, Gradients
 
+ADVICE = (
+    "A kernel or a library may compute wrongly on this machine: try trainer.dtype: float32, engine.device: cpu or "
+    "another version of torch; check.gradients: false trains without this comparison"
+)
+"""What to do about gradients that differ."""
 CRITIC = "critic "
 """Stands before the names of a critic's tensors."""
 _AS_IT_IS = Rates(
@@ -67,6 +72,8 @@ _AS_IT_IS = Rates(
 _OWN_BYTES, _OF_COMPARED = 12, 60
 """Bytes for each weight of the model, in the higher precision and as it is loaded; and further ones for each weight
 whose gradient is compared: copies, gradients and moments in both precisions, and the trainer's gradient."""
+_TRAINER_BYTES = 8
+"""Those of a trainer that holds its weights and their gradients."""
 _MOST_COMPARED = 2 * 10**8
 """Weights whose gradients are compared at most, of a larger model those of some blocks."""
 _USUAL_WORK, _MOST_WORK = 10**11, 2 * 10**12
@@ -102,7 +109,7 @@ class GradientProbe:
         furthest = max(self.gaps, key=lambda gap: gap.share)
         part = "all" if self.compared == 1.0 else f"{self.compared:.0%} of the"
         return (
-            f"{part} tensors' are those of a plain loop, on a batch of {self.num_tokens} tokens; furthest: "
+            f"those of a plain loop in {part} tensors, on a batch of {self.num_tokens} tokens; furthest: "
             f"{furthest.name}, at {furthest.share:.0%} of what rounding may explain ({self.seconds:.1f} s)"
         )
 
@@ -115,18 +122,14 @@ class GradientProbe:
         furthest = sorted(wrong, key=lambda gap: gap.share, reverse=True)
         return (
             f"{len(wrong)} of {len(self.gaps)} tensors have another gradient in the trainer than in a plain loop, on a "
-            f"batch of {self.num_tokens} tokens. Furthest, in lengths of the gradient: {in_words(furthest)}. Last in the "
-            f"model, where the backward pass begins: {wrong[-1].name}"
+            f"batch of {self.num_tokens} tokens. Furthest, in lengths of the gradient: {in_words(furthest)}. "
+            f"{_nearest(wrong)}"
         )
 
     def check(self) -> None:
         """Raise `GradientError` if something is wrong."""
         if self.problem:
-            raise GradientError(
-                f"{self.problem}. Nothing was trained. If the settings are right, a kernel or a library computes wrongly "
-                "on this machine: try trainer.dtype: float32, engine.device: cpu or another version of torch; "
-                "check.gradients: false trains nevertheless"
-            )
+            raise GradientError(f"gradients: {self.problem}. Nothing was trained. {ADVICE}")
 
 
 def probe_gradients(
@@ -135,28 +138,27 @@ def probe_gradients(
     """Compare the trainer's gradient with the plain loop's. `folder` has the weights that the trainer begins with;
     `free` is the memory that the probe may take, in bytes (None: what is free)."""
     began = time.perf_counter()
+    quiet_transformers()
     free = available_bytes() if free is None else free
-    if reason := reason_against(config, folder, free):
+    if reason := reason_against(config, folder, free=free):
         return GradientProbe(not_probed=reason)
     at = trainer.gradients([], ())
     if at.rounded and at.has_experts:
-        return GradientProbe(not_probed="in bfloat16 rounding decides between experts, and their gradients with it")
+        return GradientProbe(not_probed="in bfloat16 rounding decides which experts compute a token")
     with torch.random.fork_rng(devices=[]):
         try:
             plain = _Plain(config, folder, at, free)
-        except ValueError as error:
-            return GradientProbe(not_probed=f"transformers has no plain text model for it ({error})")
-        if strange := sorted(at.names - plain.names):
-            return GradientProbe(not_probed=f"{strange[0]} has another name in transformers' model of its text")
-        exact = plain.gradients(exact=True)
-        found = trainer.gradients(plain.experiences, plain.compared)
-        rounded = plain.gradients(exact=False)
+            rounded = plain.gradients(exact=False)
+            exact = plain.gradients(exact=True)
+        except ModelError as error:
+            return GradientProbe(not_probed=str(error))
+        except (RuntimeError, ValueError) as error:  # of transformers' own code for this model, on a processor
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            return GradientProbe(not_probed=f"transformers' model does not compute here ({reason})")
+    found = trainer.gradients(plain.experiences, plain.compared)
     gaps = [
-        gap
-        for whose in ("", CRITIC)
-        for gap in compare_gradients(
-            _arrays(found.critic if whose else found.policy), exact[whose], rounded[whose], whose
-        )
+        *compare_gradients(_arrays(found.policy), exact[""], rounded[""]),
+        *compare_gradients(_arrays(found.critic), exact[CRITIC], rounded[CRITIC], CRITIC),
     ]
     return GradientProbe(
         gaps=tuple(gaps),
@@ -166,9 +168,9 @@ def probe_gradients(
     )
 
 
-def reason_against(config: RunConfig, folder: Path, free: int) -> str:
-    """Say what keeps a probe from being made in `free` bytes of memory, as far as it is known before anything is
-    loaded; empty if nothing does."""
+def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, trainer_is_loaded: bool = True) -> str:
+    """Say what keeps a probe from being made, as far as it is known before anything is loaded; empty if nothing does.
+    For `free` see `probe_gradients`."""
     reasons = [*without_gradient(config)]
     if not learns_from_rows(config):
         rules, loss = Rules.of(config), LossRules.of(config)
@@ -179,15 +181,14 @@ def reason_against(config: RunConfig, folder: Path, free: int) -> str:
             f"{loss.policy_loss} is a loss of your own": loss.policy_loss not in POLICY_LOSSES,
         }
         reasons += [reason for reason, applies in cases.items() if applies]
-    weights = num_weights(folder)
+    weights, free = num_weights(folder), available_bytes() if free is None else free
+    needed = (_OWN_BYTES + (0 if trainer_is_loaded else _TRAINER_BYTES)) * weights
     cases = {
         "the model's files are not safetensors": not weights,
         f"a plain loop of {weights / 1e9:.1f} billion weights takes minutes on a processor": weights
         * num_tokens(SHORTEST)
         > _MOST_WORK,
-        f"that takes {_OWN_BYTES * weights / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free": _OWN_BYTES
-        * weights
-        > free,
+        f"that takes {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free": needed > free,
     }
     reasons += [reason for reason, applies in cases.items() if applies]
     return reasons[0] if reasons else ""
@@ -197,19 +198,22 @@ class _Plain:
     """The plain loop's side of a probe: the batch, and its gradients."""
 
     def __init__(self, config: RunConfig, folder: Path, at: Gradients, free: int) -> None:
-        """Raises `ValueError` if transformers does not load the model as one of text."""
+        """Raises `ModelError` for a model whose names are others in the trainer, or whose gradients do not fit."""
         self._config, self._folder, self._at = config, folder, at
         lora = config.trainer.lora
         self._scale = None if lora is None else lora.alpha / lora.rank
         self._rows = learns_from_rows(config)
         self._kind: Kind = "rollouts" if not self._rows else "rows" if row_loss(config)[1] is None else "pairs"
-        self._exact: PlainModel | None = self._load(exact=True)
-        sizes = {name: one.numel() for name, one in self._exact.module.named_parameters()}
-        self.names = frozenset(sizes if self._scale is None else at.weights)
+        self._rounded: PlainModel | None = self._load(exact=False)
+        sizes = {name: one.numel() for name, one in self._rounded.module.named_parameters()}
+        if strange := sorted(name for name in at.names if _plain_name(name) not in sizes):
+            raise ModelError(f"transformers' model of its text has no {strange[0]}")
         room = min(_MOST_COMPARED, (free - _OWN_BYTES * sum(sizes.values())) // _OF_COMPARED)
-        self.compared = self.names if self._scale is not None else some_blocks(sizes, room)
-        self.share = len(self.compared) / len(self.names)
-        self._calls = self._batch(self._exact, sum(sizes.values()))
+        self.compared = frozenset(at.weights) if at.weights else some_blocks(sizes, room)
+        if not self.compared:
+            raise ModelError(f"the gradients of a block do not fit into {free / 2**30:.1f} GiB of memory")
+        self.share = len(self.compared) / len(at.weights or sizes)
+        self._calls = self._batch(self._rounded, sum(sizes.values()))
 
     def _load(self, *, exact: bool) -> PlainModel:
         rounded = self._at.rounded
@@ -219,10 +223,9 @@ class _Plain:
     def _batch(self, model: PlainModel, num_weights: int) -> list[PlainSequence]:
         """Make the batch. Return its calls, with logprobs recorded near the model's own."""
         table = model.module.get_input_embeddings().weight
-        reserved = [one for name, one in model.module.config.to_dict().items() if name.endswith("token_id")]
-        known = np.setdiff1d(np.arange(3, len(table)), [one for one in np.ravel(reserved) if one is not None])
+        known = np.setdiff1d(np.arange(len(table)), _reserved(model.module.config.to_dict()))
         room = self._config.model.max_model_len - 14
-        long = (_USUAL_WORK // max(1, num_weights) - num_tokens(SHORTEST)) // 5 + SHORTEST
+        long = (_USUAL_WORK // max(1, num_weights) - num_tokens(SHORTEST)) // 2 + SHORTEST
         sequences = probe_sequences(known, max(SHORTEST, min(long, room, LONGEST)), self._kind)
         calls = plain_sequences(sequences, self._kind)
         if not self._rows:
@@ -245,10 +248,10 @@ class _Plain:
         return state
 
     def gradients(self, *, exact: bool) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the gradients of the policy and, under `CRITIC`, those of a critic."""
-        model = self._exact if exact else self._load(exact=False)
+        """Return the gradients of the policy and, under `CRITIC`, those of a critic; first the rounded ones."""
+        model = self._load(exact=True) if exact else self._rounded
         assert model is not None
-        self._exact = None  # one at a time is in memory
+        self._rounded = None  # one of them is in memory at a time
         before = self._state(model)
         after = make_steps(model, before, [self._step()], {})
         return {"": _first_moments(after), CRITIC: {} if after.critic is None else _first_moments(after.critic)}
@@ -270,12 +273,11 @@ class _Plain:
 
 
 def some_blocks(sizes: Mapping[str, int], room: int) -> frozenset[str]:
-    """Choose tensors of at most `room` weights, if not all of them: those of whole blocks (the last, the first, the ones
-    between), then those of no block, small ones first."""
+    """Choose tensors of at most `room` weights, if not all of them: those of whole blocks (the last, the first, some
+    between, the others), then those of no block, small ones first."""
     by_block: dict[int, list[str]] = {}
     for name in sizes:
-        found = re.search(r"\.(\d+)\.", name)
-        by_block.setdefault(-1 if found is None else int(found[1]), []).append(name)
+        by_block.setdefault(_block(name), []).append(name)
     apart = sorted(by_block.pop(-1, []), key=lambda name: sizes[name])
     blocks = sorted(by_block)
     order = list(dict.fromkeys([*blocks[-1:], *blocks[:1], *blocks[len(blocks) // 2 :: 4], *blocks]))
@@ -286,6 +288,33 @@ def some_blocks(sizes: Mapping[str, int], room: int) -> frozenset[str]:
             chosen.update(names)
             room -= needed
     return frozenset(chosen)
+
+
+def _block(name: str) -> int:
+    """The number of the block that a tensor belongs to; -1 for none."""
+    found = re.search(r"\.(\d+)\.", name)
+    return -1 if found is None else int(found[1])
+
+
+def _nearest(wrong: Sequence[Gap]) -> str:
+    """Name what is wrong in the last block, which the backward pass reaches first: what is wrong there spreads to the
+    blocks before."""
+    last = max(_block(gap.name) for gap in wrong)
+    names = [gap.name for gap in wrong if _block(gap.name) == last]
+    where = "None is in a block" if last < 0 else f"Block {last} is the last with some, the backward pass's first"
+    return f"{where}: {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}"
+
+
+def _plain_name(name: str) -> str:
+    """The name of the weight that a parameter is, or adapts."""
+    layer, is_adapter, _ = name.partition(".lora_")
+    return f"{layer}.weight" if is_adapter else name
+
+
+def _reserved(settings: Mapping[str, Any]) -> list[int]:
+    """The ids that stand for something else than text: ends, padding, places of images."""
+    given = [one for name, one in settings.items() if name.endswith(("token_id", "token_index"))]
+    return [int(one) for some in given for one in (some if isinstance(some, list) else [some]) if one is not None]
 
 
 def _first_moments(state: State) -> dict[str, torch.Tensor]:

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from sharpen.certificate.certify import Settings
-from sharpen.certificate.loss_rules import LossRules
 from sharpen.certificate.plain_adamw import Rates
-from sharpen.certificate.plain_steps import unrepeatable
-from sharpen.certificate.plain_update import PairLoss, PlainSequence, PlainStep
+from sharpen.certificate.plain_steps import row_loss, unrepeatable
+from sharpen.certificate.plain_update import PlainSequence, PlainStep
 from sharpen.certificate.rows import read_lessons
 from sharpen.config.run import RunConfig
 from sharpen.supervised.lessons import Lesson
@@ -46,17 +45,6 @@ class RowSteps:
         updates = [[*_update(lessons[start:end], config)] for start, end in pairwise(bounds)]
         loss, pairs = row_loss(config)
         return PlainStep(updates=updates, epochs=config.trainer.epochs, loss=loss, rates=Rates.of(config), pairs=pairs)
-
-
-def row_loss(config: RunConfig) -> tuple[LossRules, PairLoss | None]:
-    """Return the loss that the settings of a run on rows define; with that of pairs, if rows are pairs of answers."""
-    loss, pairs = config.loss, None
-    if config.algorithm.algorithm_type == "dpo":
-        given = loss.policy_loss_args
-        pairs = PairLoss(beta=given.get("beta", 0.1), smoothing=given.get("label_smoothing", 0.0))
-    coefficient = loss.kl_coef or 0.0
-    kl = (loss.kl or "none") if coefficient else "none"
-    return LossRules(policy_loss="sft", kl=kl, kl_coef=coefficient), pairs
 
 
 def _update(lessons: Sequence[Lesson], config: RunConfig) -> Iterator[PlainSequence]:

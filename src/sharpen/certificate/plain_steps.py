@@ -18,7 +18,7 @@ from sharpen.certificate.lineage import Lineage
 from sharpen.certificate.loss_rules import LossRules
 from sharpen.certificate.plain_adamw import Rates
 from sharpen.certificate.plain_credit import Episodes
-from sharpen.certificate.plain_update import PlainSequence, PlainStep
+from sharpen.certificate.plain_update import PairLoss, PlainSequence, PlainStep
 from sharpen.certificate.rules import Rules
 from sharpen.config.run import RunConfig
 from sharpen.experience.evidence import read_delivery, read_step_groups
@@ -81,6 +81,17 @@ class RolloutSteps:
             whole=call.sampling.full_support,
             allowed_SV=allowed_SV,
         )
+
+
+def row_loss(config: RunConfig) -> tuple[LossRules, PairLoss | None]:
+    """Return the loss that the settings of a run on rows define; with that of pairs, if rows are pairs of answers."""
+    loss, pairs = config.loss, None
+    if config.algorithm.algorithm_type == "dpo":
+        given = loss.policy_loss_args
+        pairs = PairLoss(beta=given.get("beta", 0.1), smoothing=given.get("label_smoothing", 0.0))
+    coefficient = loss.kl_coef or 0.0
+    kl = (loss.kl or "none") if coefficient else "none"
+    return LossRules(policy_loss="sft", kl=kl, kl_coef=coefficient), pairs
 
 
 def without_gradient(config: RunConfig) -> Iterator[str]:

@@ -31,7 +31,8 @@ _FAR = tuple(0.35 + 0.01 * number for number in range(25))
 away from them. The large ones differ, so that their order, which some losses depend on, is no matter of rounding."""
 
 SHORTEST, LONGEST = 12, 130
-"""Tokens of the long prompt: enough to be shared; more than a block of an attention kernel."""
+"""Tokens of the long prompt: enough to be shared; more than a block of an attention kernel or a chunk of a recurrent
+one. The middle one has `SHORTEST`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,24 +54,26 @@ def probe_sequences(known: Ids, long: int, kind: Kind) -> list[ProbeSequence]:
     def some(count: int) -> Ids:
         return draw.choice(known, count)
 
-    prompt, short, common = some(long), some(3), some(9)
-    made: list[tuple[str, Ids, Ids, Ids, Ids, float]] = [
-        ("a", prompt, some(5), some(0), some(0), 1.0),
-        ("b", prompt, np.concatenate([common, some(3)]), some(0), some(0), -0.75),
-        ("c", prompt, np.concatenate([common, some(5)]), some(0), some(0), 0.5),
-        ("d", prompt, some(4), some(3), some(6), -0.25),
-        ("e", short, some(6), some(0), some(0), -1.0),
-        ("f", short, some(1), some(0), some(0), 0.625),
+    none, common = some(0), some(9)
+    prompts = {"long": some(long), "middle": some(SHORTEST), "short": some(3)}
+    made: list[tuple[str, Ids, Ids, Ids, float]] = [
+        ("long", some(5), none, none, 1.0),
+        ("long", some(7), none, none, -0.5),
+        ("middle", np.concatenate([common, some(3)]), none, none, -0.75),
+        ("middle", np.concatenate([common, some(5)]), none, none, 0.5),
+        ("middle", some(4), some(3), some(6), -0.25),
+        ("middle", some(3), none, none, 0.75),
+        ("short", some(6), none, none, -1.0),
+        ("short", some(1), none, none, 0.625),
     ]
     sequences = []
-    for number, (name, before, first, between, second, advantage) in enumerate(made):
-        start = len(before)
+    for number, (prompt, first, between, second, advantage) in enumerate(made):
+        start = len(prompts[prompt])
         calls = [(start, start + len(first))]
-        ids_T = np.concatenate([before, first, between, second])
+        ids_T = np.concatenate([prompts[prompt], first, between, second])
         if len(second):
             calls.append((len(ids_T) - len(second), len(ids_T)))
-        of_group = "long" if before is prompt else "short"
-        owner, group = f"probe/{of_group}/{name}", f"probe/{of_group}"
+        owner, group = f"probe/{prompt}/{number}", f"probe/{prompt}"
         if kind == "pairs":
             owner, group, advantage = f"pair{number // 2}", f"pair{number // 2}", (-1.0) ** number
         elif kind == "rows":
@@ -82,7 +85,7 @@ def probe_sequences(known: Ids, long: int, kind: Kind) -> list[ProbeSequence]:
                 ids_T=ids_T,
                 calls=tuple(calls),
                 advantage=advantage,
-                temperature=0.75 if before is short and kind == "rollouts" else 1.0,
+                temperature=0.75 if prompt == "short" and kind == "rollouts" else 1.0,
             )
         )
     return sequences

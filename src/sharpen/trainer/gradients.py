@@ -38,10 +38,10 @@ _Parameters = Sequence[tuple[str, torch.nn.Parameter]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
-    """Gradients by the names of parameters; one that got none is missing. `weights` are the adapters that they were
-    computed at (none if all weights train, which are then those of the model's files), `critic_weights` the critic's
-    head; `names` are all parameters of the policy that train. `rounded` is whether products were computed in bfloat16, `has_experts` whether tokens choose experts. All but
-    the first rank return empty ones."""
+    """Gradients by the names of parameters; one that got none is missing. `names` are all parameters of the policy that
+    train. `weights` are the adapters that the gradients were computed at (none if all weights train: these are those of
+    the model's files), `critic_weights` the critic's head. `rounded` is whether products were computed in bfloat16,
+    `has_experts` whether tokens choose experts. All but the first rank return empty arrays."""
 
     names: frozenset[str]
     policy: Arrays
