@@ -22,7 +22,7 @@ from sharpen.certificate.likeness import TWINS, Likeness, compare, in_words
 from sharpen.certificate.lineage import in_words as steps_in_words
 from sharpen.certificate.lineage import read_lineage
 from sharpen.certificate.loss_rules import LossRules
-from sharpen.certificate.plain_adamw import State, moved_by
+from sharpen.certificate.plain_adamw import Rates, State, moved_by
 from sharpen.certificate.plain_steps import RolloutSteps
 from sharpen.certificate.plain_update import HEAD, PlainModel, PlainStep, make_steps
 from sharpen.certificate.saved_state import (
@@ -186,12 +186,12 @@ class _Records:
         rounded = [
             make_steps(low, _nudged(before, twin), steps, start.weights) for twin in range(TWINS if several else 1)
         ]
-        own = None if several else moved_by(before, after.state, exact.counts, steps[0].rates)
+        own = [] if several else _own(before, after.state, exact, steps[0].rates, low)
         found = [compare(before, after.state, exact, rounded, own)]
         if before.critic is not None and after.state.critic is not None and exact.critic is not None:
             critics, rates = [one.critic for one in rounded if one.critic is not None], steps[0].critic_rates
             if rates is not None and not several:
-                own = moved_by(before.critic, after.state.critic, exact.critic.counts, rates)
+                own = _own(before.critic, after.state.critic, exact.critic, rates, low)
             found.append(compare(before.critic, after.state.critic, exact.critic, critics, own, "critic "))
         return found[0] if len(found) == 1 else found[0].beside(found[1])
 
@@ -221,6 +221,13 @@ def _start(model: PlainModel, after: SavedState) -> State:
         heads = {name: torch.zeros_like(tensor) for name, tensor in critic.items() if name.startswith(HEAD)}
         start.critic = State(weights={name: own[name] for name in own if name in critic} | heads)
     return start
+
+
+def _own(before: State, after: State, exact: State, rates: Rates, model: PlainModel) -> list[dict[str, torch.Tensor]]:
+    """The weights that the optimizer makes of the moments after an update: exactly, and as this machine rounds."""
+    return [
+        moved_by(before, after, exact.counts, rates, model.tables, dtype) for dtype in (torch.float64, torch.float32)
+    ]
 
 
 def _nudged(state: State, twin: int) -> State:
