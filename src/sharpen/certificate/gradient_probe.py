@@ -123,7 +123,11 @@ class GradientProbe:
         return (
             f"{len(wrong)} of {len(self.gaps)} tensors have another gradient in the trainer than in a plain loop, on a "
             f"batch of {self.num_tokens} tokens. Furthest, in lengths of the gradient: {in_words(furthest)}. "
-            f"{_nearest(wrong)}"
+            + (
+                _nearest(wrong)
+                if len(wrong) < len(self.gaps)
+                else "Not one is right: batch, forward pass or loss differ"
+            )
         )
 
     def check(self) -> None:
@@ -302,7 +306,7 @@ def _nearest(wrong: Sequence[Gap]) -> str:
     last = max(_block(gap.name) for gap in wrong)
     names = [gap.name for gap in wrong if _block(gap.name) == last]
     where = "None is in a block" if last < 0 else f"Block {last} is the last with some, the backward pass's first"
-    return f"{where}: {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}"
+    return f"{where}: {', '.join(names[:6])}{' and more' if len(names) > 6 else ''}"
 
 
 def _plain_name(name: str) -> str:

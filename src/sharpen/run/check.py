@@ -56,7 +56,7 @@ def check_config(
         report = _run_check(job.recipe, serving, tasks, version=0, display=display)
         if config.mode != "both" or not config.check.gradients:
             return report
-        return _with_gradients(report, _probe_alone(job, serving, display))
+        return with_gradients(report, _probe_alone(job, serving, display))
     finally:
         serving.close()
 
@@ -114,7 +114,8 @@ def _probe_alone(job: Job[RolloutRecipe], serving: Serving, display: Display) ->
         display.doing("")
 
 
-def _with_gradients(report: CheckReport, found: GradientProbe) -> CheckReport:
+def with_gradients(report: CheckReport, found: GradientProbe) -> CheckReport:
+    """Add what a gradient probe found to a report, which is not ready if something is wrong."""
     if found.problem:
         findings = (f"{found.problem}. {ADVICE}", *report.findings)
         return replace(report, gradients="not those of a plain loop", findings=findings, ready=False)
