@@ -132,7 +132,7 @@ def test_trap_19_no_loss_depends_on_the_micro_batch_split_or_on_padding(
         for part in parts:
             pads = [(-1.0, -3.0, 5.0, 3)] * padding
             rows = [tokens[place] for place in part] + pads
-            loss, _ = policy_objective(
+            loss, *_ = policy_objective(
                 algorithm,
                 torch.cat([now_E[part], tensor(pad[0] for pad in pads)]),
                 tensor(row[1] for row in rows),
@@ -222,7 +222,7 @@ def test_the_entropy_bonus_by_hand() -> None:
     algorithm = Algorithm(name="x", policy_loss="reinforce", entropy_coef=0.1, source="-")
     logits = tensor([math.log(3.0), 0.0]).reshape(1, 2).requires_grad_()
     zero = tensor([0.0])
-    loss, sums = policy_objective(algorithm, zero, zero, zero, tensor([0.5]), entropy_E=entropy(logits))
+    loss, sums, _ = policy_objective(algorithm, zero, zero, zero, tensor([0.5]), entropy_E=entropy(logits))
     h = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     assert float(loss.detach()) == pytest.approx(-0.1 * 0.5 * h)
     assert sums.means(algorithm)["entropy"] == pytest.approx(h)

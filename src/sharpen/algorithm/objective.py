@@ -1,7 +1,8 @@
 """The loss of a micro-batch and its metrics, both as sums, so that those of an update's micro-batches add up.
 
 In: an `Algorithm` and, for each loss token, logprobs, advantage and weight. Out: the loss (`sum(weights * per-token
-loss)`) and `ObjectiveSums`. Metrics of the ratio compare the current logprobs with those that the engine recorded.
+loss)`), `ObjectiveSums`, and which tokens were clipped. Metrics of the ratio compare the current logprobs with those
+that the engine recorded.
 
 Shape suffixes: E loss tokens, N sequences (calls or rollouts).
 """
@@ -97,8 +98,9 @@ def policy_objective(
     proximal_E: torch.Tensor | None = None,
     policy_weight: float = 1.0,
     divergence_E: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, ObjectiveSums]:
-    """Compute the loss of some of an update's tokens, and the sums for its metrics.
+) -> tuple[torch.Tensor, ObjectiveSums, torch.Tensor]:
+    """Compute the loss of some of an update's tokens, the sums for its metrics, and which tokens have no gradient from
+    the policy loss (E, bool): it clipped them, or their behaviour weight is 0.
 
     All tensors have shape E; only `logprobs_E`, `entropy_E` and `divergence_E` (from the teacher) have a gradient.
     Some are used only if the algorithm needs them, and are then required: `ref_logprobs_E` if it `needs_reference`,
@@ -143,7 +145,7 @@ def policy_objective(
             behaviour=behaviour_E.sum(),
             behaviour_bounded=bounded_E.sum().to(zero.dtype),
         )
-    return policy_loss + kl_loss + entropy_loss + distill_loss, sums
+    return policy_loss + kl_loss + entropy_loss + distill_loss, sums, clipped_E | (behaviour_E == 0)
 
 
 def _required(tensor_E: torch.Tensor | None) -> torch.Tensor:
