@@ -58,8 +58,11 @@ def check_before(config: RunConfig, workflow: Any = None, judge: Function | None
     """Raise the problems of the settings, of functions that are there already, and of paths that do not exist, at once:
     before torch is imported, and before anything is said of a run that will not be."""
     problems = Problems()
+    problems.check(imported_line)
     problems.check(_check_functions, workflow, None)
     problems.check(_check_functions, None, judge)
+    if learns_from_rows(config):
+        problems.check(_check_evaluation_of_rows, config, workflow, judge, config.algorithm.algorithm_type)
     _recipe(problems, config)
     problems.check(check_auxiliary_models, config)
     problems.check(check_model_path, config.model.model_path)

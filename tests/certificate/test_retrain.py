@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import json
 import math
 import shutil
@@ -11,15 +13,18 @@ import torch
 from faulty_update import STEP, make_run
 from safetensors.torch import load_file, save_file
 
+from sharpen.algorithm.losses import POLICY_LOSSES
+from sharpen.algorithm.resolve import algorithm_of
 from sharpen.certificate.certify import read_resolved
 from sharpen.certificate.likeness import compare
 from sharpen.certificate.loss_rules import PRESETS as LOSSES
 from sharpen.certificate.loss_rules import LossRules
-from sharpen.certificate.plain_adamw import Rates, State, adamw
+from sharpen.certificate.plain_adamw import Rates, State, adamw, moved_by
 from sharpen.certificate.plain_credit import Episodes, Tokens, assign
 from sharpen.certificate.retrain import retrain
 from sharpen.certificate.rules import PRESETS
 from sharpen.cli.main import main
+from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 
 
@@ -130,6 +135,54 @@ def test_both_tables_of_the_certificate_know_the_same_algorithms():
     assert LOSSES.keys() == PRESETS.keys()
 
 
+OVERRIDES = [
+    {},
+    {"clip_low": 0.01},
+    {"policy_loss": "gspo"},
+    {"policy_loss": "gspo", "clip_low": 0.1, "clip_high": 0.1},
+    {"policy_loss": "sppo", "policy_loss_args": {"epsilon": 0.02}},
+    {"policy_loss": "rec", "policy_loss_args": {"clip": "none", "clip_low": 0.01}},
+    {"policy_loss": "cispo", "kl": "none"},
+    {"kl": "k3", "kl_coef": 0.1, "kl_in": "reward", "kl_target": 0.2, "entropy_coef": 0.3},
+    {"behaviour": "masked", "behaviour_low": 0.1},
+    {"behaviour": "truncated"},
+    {"behaviour": "none"},
+]
+"""Settings of the loss; an algorithm with which one of them has no effect refuses it."""
+
+
+def test_the_certificates_table_of_losses_says_what_the_trainer_is_told() -> None:
+    """Each algorithm with each override that it takes. Red with a wrong number in either table, or another default."""
+    compared = 0
+    for name, override in itertools.product(PRESETS, OVERRIDES):
+        try:
+            config = RunConfig.model_validate(
+                {
+                    "train_dataset": {"path": "tasks"},
+                    "model": {"model_path": "toy", "max_model_len": 64},
+                    "algorithm": {"algorithm_type": name},
+                    "loss": override,
+                    **({"distill": {"teacher_path": "teacher"}} if PRESETS[name].teacher else {}),
+                    **({"expert": {"dataset": {"path": "rows"}}} if PRESETS[name].expert else {}),
+                }
+            )
+            told = algorithm_of(config)
+        except ConfigError:
+            continue
+        found, compared = LossRules.of(config), compared + 1
+        assert found.policy_loss == told.policy_loss, (name, override)
+        parameters = inspect.signature(POLICY_LOSSES[told.policy_loss].configured).parameters.values()
+        usual = {one.name: one.default for one in parameters if one.kind == one.KEYWORD_ONLY}
+        assert usual | found.arguments == usual | told.policy_loss_args, (name, override)
+        assert (found.kl != "none") == told.needs_reference, (name, override)
+        if told.needs_reference:
+            assert (found.kl, found.kl_coef, found.kl_in_reward) == (told.kl, told.kl_coef, told.kl_in == "reward")
+            assert (found.kl_target, found.kl_horizon) == (told.kl_target, told.kl_horizon)
+        ours = (found.behaviour, found.behaviour_low, found.behaviour_high, found.entropy_coef)
+        assert ours == (told.behaviour, told.behaviour_low, told.behaviour_high, told.entropy_coef), (name, override)
+    assert compared > 200
+
+
 def test_settings_of_the_loss_replace_those_of_the_algorithm(run_dir):
     resolve(run_dir, **{"loss.policy_loss": "cispo", "loss.kl": "none", "loss.behaviour": "masked"})
     rules = LossRules.of(read_resolved(run_dir / "resolved.json"))
@@ -190,6 +243,28 @@ def test_penalties_reach_back_to_all_tokens_before_them():
     assert found == [pytest.approx([0.4, 0.5]), pytest.approx([0.7]), pytest.approx([2.0])]
 
 
+def test_a_weight_that_rounding_moves_either_way_is_no_fault_after_one_update():
+    """The second of two weights has a gradient of 1e-9 in the repeated update, of -1e-9 in the trainer's: AdamW moves
+    it by the whole rate, up or down. Red where the weights are held against the repeated ones."""
+    rates = Rates(
+        peak=0.1, warmup=0, schedule="constant", floor=0.0, planned=0, betas=(0.9, 0.99), eps=0, decay=0.0, max_norm=9.0
+    )
+    before = State(weights={"w": torch.zeros(2).double()})
+
+    def updated(gradient):
+        state = before.copy(torch.float64)
+        adamw(state, {"w": torch.tensor([1.0, gradient]).double()}, rates)
+        return state
+
+    exact, rounded, found = updated(1e-9), updated(1.1e-9), updated(-1e-9)
+    assert [float(one.weights["w"][1]) for one in (exact, found)] == pytest.approx([-0.1, 0.1])
+    own = moved_by(before, found, exact.counts, rates)
+    assert not compare(before, found, exact, [rounded], own).wrong
+    assert compare(before, found, exact, [rounded]).wrong
+    found.weights["w"] = found.weights["w"] * 1.001
+    assert [one.name for one in compare(before, found, exact, [rounded], own).wrong] == ["w"]
+
+
 def test_a_difference_counts_against_what_rounding_makes():
     before = State(weights={"w": torch.zeros(4)})
 
@@ -197,7 +272,7 @@ def test_a_difference_counts_against_what_rounding_makes():
         return State(weights={"w": torch.tensor(values)})
 
     exact, rounded = state(1.0, 1.0, 1.0, 1.0), state(1.0, 1.0, 1.0, 1.001)
-    assert not compare(before, state(1.007, 1.0, 1.0, 1.0), exact, [rounded]).wrong
-    assert [one.name for one in compare(before, state(1.009, 1.0, 1.0, 1.0), exact, [rounded]).wrong] == ["w"]
+    assert not compare(before, state(1.031, 1.0, 1.0, 1.0), exact, [rounded]).wrong  # 32 times 0.001
+    assert [one.name for one in compare(before, state(1.033, 1.0, 1.0, 1.0), exact, [rounded]).wrong] == ["w"]
     opposite = compare(before, state(-1.0, -1.0, -1.0, -1.0), exact, [rounded])
     assert (opposite.cosine, opposite.length) == (pytest.approx(-1.0), pytest.approx(1.0))

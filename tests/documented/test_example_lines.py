@@ -14,19 +14,23 @@ NOT_HERE = re.compile(r"--(?:lm|judge|judge-url|judge-key-env) \S+")
 """Models of others, that judge or propose; the example's stand-in takes their place."""
 
 
-def small(script: str, line: str, folder: Path) -> str:
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The examples' data, a folder each."""
+    return tmp_path_factory.mktemp("data")
+
+
+def small(script: str, line: str, data: Path) -> str:
     """The options of a documented line, and then those that make it small."""
-    tiny = folder / "data" / "taught" if "count_shapes" in script else TINY
+    tiny = data / "taught" if "count_shapes" in script else TINY  # a model that sees, made by the line before
     line = re.sub(r"Qwen/\S+", str(tiny), NOT_HERE.sub("", line)).replace("path/to/gsm8k", str(TINY.parent / "data"))
-    return f"{line} {EXAMPLES[script]}".replace("DATA", str(folder / "data"))
+    return f"{line} {EXAMPLES[script]}".replace("DATA", str(data))
 
 
 @pytest.mark.parametrize(("script", "line"), [(script, line) for script in EXAMPLES for line in lines_of(script)])
-def test_it_runs_in_small(script: str, line: str, tmp_path: Path) -> None:
+def test_it_runs_in_small(script: str, line: str, folders: Path, tmp_path: Path) -> None:
     """To the last line that it prints."""
-    if "count_shapes" in script and "--model" in line:
-        run(script, small(script, "", tmp_path), tmp_path)  # draws the model that sees
-    printed = run(script, small(script, line, tmp_path), tmp_path)
+    printed = run(script, small(script, line, folders / Path(script).parent.name), tmp_path)
     if "one_file" in script:
         assert re.search(r"^after: +\S+ of 4 held-out tasks$", printed, re.MULTILINE)
     else:

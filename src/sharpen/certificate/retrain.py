@@ -22,7 +22,7 @@ from sharpen.certificate.likeness import TWINS, Likeness, compare, in_words
 from sharpen.certificate.lineage import in_words as steps_in_words
 from sharpen.certificate.lineage import read_lineage
 from sharpen.certificate.loss_rules import LossRules
-from sharpen.certificate.plain_adamw import State
+from sharpen.certificate.plain_adamw import State, moved_by
 from sharpen.certificate.plain_steps import RolloutSteps
 from sharpen.certificate.plain_update import HEAD, PlainModel, make_steps
 from sharpen.certificate.saved_state import SavedState, num_weights, read_state
@@ -176,10 +176,13 @@ class _Records:
         rounded = [
             make_steps(low, _nudged(before, twin), steps, start.weights) for twin in range(TWINS if several else 1)
         ]
-        found = [compare(before, after.state, exact, rounded)]
+        own = None if several else moved_by(before, after.state, exact.counts, steps[0].rates)
+        found = [compare(before, after.state, exact, rounded, own)]
         if before.critic is not None and after.state.critic is not None and exact.critic is not None:
-            critics = [one.critic for one in rounded if one.critic is not None]
-            found.append(compare(before.critic, after.state.critic, exact.critic, critics, "critic "))
+            critics, rates = [one.critic for one in rounded if one.critic is not None], steps[0].critic_rates
+            if rates is not None and not several:
+                own = moved_by(before.critic, after.state.critic, exact.critic.counts, rates)
+            found.append(compare(before.critic, after.state.critic, exact.critic, critics, own, "critic "))
         return found[0] if len(found) == 1 else found[0].beside(found[1])
 
     @functools.cache  # noqa: B019 (lives as long as the call of `retrain`)

@@ -109,6 +109,7 @@ def _run_one(arguments: argparse.Namespace, file: ConfigFile) -> Any:
     from sharpen.decide import check_before
     from sharpen.run.panel import open_display
 
+    _check_names(arguments, resolved.config)
     check_before(resolved.config)
     with contextlib.closing(open_display(resolved)) as display, _functions(arguments, resolved) as (workflow, judge):
         from sharpen.tuning import run_config
@@ -215,20 +216,29 @@ def _load_functions(arguments: argparse.Namespace, config: RunConfig) -> tuple[A
 
     if config.mode == "train":  # agent and judge are the explorer's, and need not be here
         return None, None
+    _check_names(arguments, config)
     judge = import_function(config.judge) if config.judge else None
-    if config.workflow is None and arguments.command == "run":
-        from sharpen.algorithm.supervised import learns_from_rows
-
-        if learns_from_rows(config):
-            return None, judge
     if config.workflow is None:
+        return None, judge
+    from sharpen.compat.trinity import configured_workflow
+
+    return configured_workflow(config.workflow, judge, config), judge
+
+
+def _check_names(arguments: argparse.Namespace, config: RunConfig) -> None:
+    """Check the names of workflow and judge, without importing anything. Raises `ConfigError`."""
+    from sharpen.algorithm.supervised import learns_from_rows
+    from sharpen.config.functions import place_of
+
+    if config.mode == "train":
+        return
+    if config.judge:
+        place_of(config.judge)
+    if config.workflow is None and not (arguments.command == "run" and learns_from_rows(config)):
         raise ConfigError(
             f"{arguments.config}: 'workflow' is missing; name your agent's function, e.g. agent.py:run_agent (in a "
             "Trinity-RFT file: buffer.explorer_input.taskset.default_workflow_type)"
         )
-    from sharpen.compat.trinity import configured_workflow
-
-    return configured_workflow(config.workflow, judge, config), judge
 
 
 def _print_overrides(resolved: ResolvedConfig) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from sharpen.errors import ConfigError
 from sharpen.starter.tasks import rows
 
-FRAMEWORKS = ("openai", "langgraph", "agentscope", "command")
+FRAMEWORKS = ("openai", "tools", "langgraph", "agentscope", "command")
 TINY = "model"
 """Where the tiny model is, seen from the folder."""
 _FILES = Path(__file__).with_name("files")
