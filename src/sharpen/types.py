@@ -272,11 +272,12 @@ class CallEntropies:
     call's temperature, under the trainer's weights of the first update that trained it; `places_S` are the tokens'
     positions in their sequence.
 
-    `log_ratios_S` (float16) are those in the step's last update on the token, the furthest from the record: its log
-    probability under the trainer's weights before that update, minus the recorded one. A token of a truncated
-    distribution has none (NaN). `clipped_S` says whether the policy loss gave the token no gradient in that update: its
-    bounds clipped it, or it was left out by `behaviour: masked`, `m2po`, `clipb` or `clipv`. An advantage of 0 alone
-    is no clip. Terms for KL and entropy are not looked at."""
+    `log_ratios_S` (float16) are those in the step's last update on the token: its log probability under the trainer's
+    weights before that update, minus the one that the policy loss compares with. That is the recorded one, or with a
+    `behaviour` weight that of the weights before the step's first update. A token of a truncated distribution has none
+    (NaN). `clipped_S` says whether the policy loss gave the token no gradient in that update because of a bound: its
+    own clip, or one that left the token out (`behaviour: masked`, `m2po`, `clipb`, `clipv`). An advantage of 0 alone is
+    no clip. Terms for KL and entropy are not looked at."""
 
     rollout_id: str
     call: int

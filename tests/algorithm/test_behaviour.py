@@ -56,8 +56,9 @@ def test_decoupled_loss_by_hand() -> None:
     against the record it would be 2.4, clipped."""
     algorithm = replace(GRPO, behaviour="plain")
     now = logs(0.6).requires_grad_()
-    loss, sums, _ = policy_objective(algorithm, now, logs(0.25), tensor(1.0), tensor(1.0), proximal_E=logs(0.5))
+    loss, sums, tokens = policy_objective(algorithm, now, logs(0.25), tensor(1.0), tensor(1.0), proximal_E=logs(0.5))
     assert float(loss.detach()) == pytest.approx(-2.0 * 1.2)
+    assert tokens.log_ratios_E.exp().tolist() == pytest.approx([1.2])  # what the clip is about
     loss.backward()
     assert now.grad is not None
     assert now.grad.tolist() == pytest.approx([-2.4])  # the weight has no gradient of its own
@@ -65,8 +66,10 @@ def test_decoupled_loss_by_hand() -> None:
     assert metrics["clip_fraction"] == 0.0
     assert metrics["behaviour_weight_mean"] == pytest.approx(2.0)
     assert metrics["ratio_mean"] == pytest.approx(2.4)  # to the record, as without a weight
-    plain = policy_objective(GRPO, now, logs(0.25), tensor(1.0), tensor(1.0))[1].means(GRPO)
+    _, sums, tokens = policy_objective(GRPO, now, logs(0.25), tensor(1.0), tensor(1.0))
+    plain = sums.means(GRPO)
     assert plain["clip_fraction"] == 1.0
+    assert (tokens.log_ratios_E.exp().tolist(), tokens.clipped_E.tolist()) == (pytest.approx([2.4]), [True])
     assert "behaviour_weight_mean" not in plain
 
 
@@ -84,11 +87,11 @@ def test_at_the_first_update_the_proximal_policy_is_the_present_one() -> None:
 def test_a_masked_token_has_no_gradient() -> None:
     algorithm = replace(GRPO, behaviour="masked", behaviour_low=0.5, behaviour_high=5.0)
     now = logs(0.9, 0.3).requires_grad_()
-    loss, sums, clipped = policy_objective(algorithm, now, logs(0.1, 0.3), tensor(1.0, 1.0), tensor(0.5, 0.5))
+    loss, sums, tokens = policy_objective(algorithm, now, logs(0.1, 0.3), tensor(1.0, 1.0), tensor(0.5, 0.5))
     loss.backward()
     assert now.grad is not None
     assert now.grad.tolist() == pytest.approx([0.0, -0.5])
-    assert clipped.tolist() == [True, False]
+    assert tokens.clipped_E.tolist() == [True, False]
     assert sums.means(algorithm)["clip_fraction"] == 0.0  # by the ratio to the weights before the step
 
 

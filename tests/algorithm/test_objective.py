@@ -30,7 +30,7 @@ def tensor(*values: float) -> torch.Tensor:
 
 def test_objective_by_hand() -> None:
     logprobs = tensor(math.log(0.5), math.log(0.3)).requires_grad_()
-    loss, sums, clipped = policy_objective(
+    loss, sums, by_token = policy_objective(
         FULL,
         logprobs,
         tensor(math.log(0.25), math.log(0.3)),  # ratios 2 and 1
@@ -46,7 +46,8 @@ def test_objective_by_hand() -> None:
     metrics = sums.means(FULL)
     assert metrics["loss"] == pytest.approx(expected)
     assert metrics["clip_fraction"] == 0.5
-    assert clipped.tolist() == [True, False]
+    assert by_token.clipped_E.tolist() == [True, False]
+    assert by_token.log_ratios_E.tolist() == pytest.approx([math.log(2), 0.0])
     assert metrics["ratio_mean"] == pytest.approx(1.5)
     assert metrics["ratio_max"] == pytest.approx(2.0)
     assert metrics["kl_old"] == pytest.approx((2 - 1 - math.log(2)) / 2)  # sampled from the old policy: ratio - 1 - log

@@ -20,6 +20,8 @@ from sharpen.trainer.trainer import Trainer
 
 PLACES = 5e-3
 """Half a step of float16 between 4 and 8 is 0.002."""
+LARGE = 0.01
+"""A learning rate with which one update moves ratios beyond each bound, and none beyond e^20, which is held there."""
 
 
 @pytest.fixture
@@ -31,12 +33,12 @@ def module():
     return module
 
 
-def train(module, *batches, **config):
+def train(module, *batches, learning_rate=0.05, **config):
     trainer = Trainer(
         TrainedModel(module, compute_dtype=module.dtype),
         algorithm=resolve("multi_step_grpo", LossConfig(kl="none"), 8),
         config=TrainerConfig(**{"max_tokens_per_micro_batch": 80, **config}),
-        learning_rate=0.05,
+        learning_rate=learning_rate,
         planned_updates=10,
         tolerance=Tolerance(),
     )
@@ -119,42 +121,44 @@ def test_tokens_that_no_update_was_computed_on_have_none(module):
 
 
 def own_ratios(model, experience, call):
-    """The log ratios of a call's tokens, from a pass over its sequence alone, and whether PPO's clip (0.2) holds them:
-    the ratio is beyond the bound that its advantage pushes it towards."""
+    """The log ratios of a call's tokens, from a pass over its sequence alone, and which clip holds each: `high` and
+    `low` (0.2), beyond which its advantage pushes the ratio, or `dual` (3)."""
     mask_T = experience.loss_mask_T
     own_E = experience.calls_T[mask_T] == call
     logs = (hf_logprobs(model, experience).detach().numpy() - experience.logprobs_T[mask_T])[own_E]
     advantages = experience.advantages_T[mask_T][own_E]
     ratios = np.exp(logs)
-    return logs, ((advantages > 0) & (ratios > 1.2)) | ((advantages < 0) & (ratios < 0.8))
+    up, down = advantages > 0, advantages < 0
+    return logs, np.select(
+        [up & (ratios > 1.2), down & (ratios < 0.8), down & (ratios > 3)], ["high", "low", "dual"], ""
+    )
 
 
 @pytest.mark.parametrize("max_tokens", [80, 10_000])
 def test_each_token_has_its_ratio_and_clip_of_the_last_update_on_it(module, max_tokens):
     """Two epochs on nine rollouts, in several packs or in one. A plain copy takes the first update; the second sees its
     weights. Red with the first update's ratios, which are all 1, and when a part keeps the bits of another."""
-    twin = plain_copy(module)
-    experiences = record(twin, make_experiences())
-    _, first = train(plain_copy(module), experiences, max_tokens_per_micro_batch=max_tokens)
+    config = {"learning_rate": LARGE, "max_tokens_per_micro_batch": max_tokens}
+    experiences = record(plain_copy(module), make_experiences())
+    copy = plain_copy(module)
+    _, first = train(copy, experiences, **config)
     assert all(abs(one.log_ratios_S).max() < 1e-5 and not one.clipped_S.any() for one in first.values())
-    trainer_module = plain_copy(module)
-    train(trainer_module, experiences, max_tokens_per_micro_batch=max_tokens)  # has made the first update
-    trainer_module = plain_copy(trainer_module)
-    metrics, found = train(module, experiences, epochs=2, max_tokens_per_micro_batch=max_tokens)
+    updated, kinds = plain_copy(copy), set()
+    metrics, found = train(module, experiences, epochs=2, **config)
     for one in experiences:
         for call in np.unique(one.calls_T[one.loss_mask_T]):
-            logs, clipped = own_ratios(trainer_module, one, call)
+            logs, clips = own_ratios(updated, one, call)
+            kinds |= set(clips)
             np.testing.assert_allclose(found[one.rollout_id, call].log_ratios_S, logs, rtol=2e-3, atol=1e-4)
-            assert found[one.rollout_id, call].clipped_S.tolist() == clipped.tolist()
+            assert found[one.rollout_id, call].clipped_S.tolist() == (clips != "").tolist()
+    assert kinds == {"high", "low", "dual", ""}
     clipped = np.concatenate([one.clipped_S for one in found.values()])
-    assert 0 < clipped.sum() < len(clipped)
     assert metrics.values["clip_fraction"] == pytest.approx(clipped.mean() / 2)  # of both epochs
     assert all(one.log_ratios_S.dtype == np.float16 for one in found.values())
 
 
 def test_a_token_of_a_truncated_distribution_has_no_ratio(module):
     experiences = record(plain_copy(module), make_experiences(num_groups=1))
-
     experiences[0] = replace(experiences[0], truncated_calls=(1,))
     trainer = Trainer(
         TrainedModel(module, compute_dtype=module.dtype),

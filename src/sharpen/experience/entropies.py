@@ -2,9 +2,9 @@
 
 In: `CallEntropies` of a step. Out: of a rollout, the entropy of each sampled token of each call, its importance ratio
 and whether it was clipped. Entropies are stored as float16 numbers, two bytes a token; log ratios likewise, but none
-(an empty blob) for a call whose ratios are all 1 in float16 and of which no token was clipped, and NULL for one without
-ratios. Clipped tokens are bits, NULL where none was. Older journals do not have the table, or not the columns of the
-ratios; the certificate does not read them.
+(an empty blob) for a call whose ratios are all 1 in float16, and NULL for one without ratios. Clipped tokens are bits,
+NULL where none was. Older journals do not have the table, or not the columns of the ratios; the certificate does not
+read them.
 
 Shape suffix: S sampled tokens of a call, of which those trained have an entropy.
 """
@@ -69,8 +69,7 @@ def insert_entropies(connection: sqlite3.Connection, step: int, calls: Iterable[
 def _ratio_bytes(one: CallEntropies) -> bytes | None:
     if np.isnan(one.log_ratios_S).all():
         return None
-    ratios_S = np.exp(one.log_ratios_S.astype(np.float32)).astype(np.float16)
-    moved = (ratios_S != 1).any() or one.clipped_S.any()
+    moved = (np.exp(one.log_ratios_S.astype(np.float32)).astype(np.float16) != 1).any()
     return one.log_ratios_S.astype(_HALF_BYTES).tobytes() if moved else b""
 
 

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from sharpen.algorithm.kl import adapt_coefficient
-from sharpen.algorithm.losses import log_ratio
 from sharpen.algorithm.objective import ObjectiveSums, policy_objective
 from sharpen.algorithm.presets import Algorithm
 from sharpen.errors import ParityError
@@ -262,7 +261,7 @@ class RolloutLoss(Loss):
         )
         if pack.truncated_E.any():  # their records are of another distribution: no ratio
             old_E = torch.where(move(pack.truncated_E), now_E.detach(), old_E)
-        loss, sums, clipped_E = policy_objective(
+        loss, sums, tokens = policy_objective(
             self.algorithm,
             now_E,
             old_E,
@@ -280,8 +279,8 @@ class RolloutLoss(Loss):
         return _PackScores(
             logprobs_E=now_E.detach().cpu(),
             entropies_E=entropy_E.to(torch.float16).cpu().numpy(),
-            log_ratios_E=_log_ratios(pack, log_ratio(now_E.detach(), old_E)),
-            clipped_E=part.left_out_with(clipped_E.cpu().numpy()),
+            log_ratios_E=_log_ratios(pack, tokens.log_ratios_E),
+            clipped_E=part.left_out_with(tokens.clipped_E.cpu().numpy()),
             sums=sums.cpu(),
             entropy=float(entropy_E.sum()),
             balance=0.0 if part.balance is None else part.balance.value,

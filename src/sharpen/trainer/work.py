@@ -48,8 +48,8 @@ class Part:
     the balance loss of an update.
 
     `left_out_E` are the entries whose advantage was set to 0 to leave them out of the policy loss. Of the last update
-    on the pack, `log_ratios_E` compare the policy with the record (NaN: of a truncated distribution), and `clipped_E`
-    are the entries without a gradient from the policy loss, those left out among them.
+    on the pack, `log_ratios_E` and `clipped_E` are those of `PolicyTokens`: NaN for a truncated distribution, and the
+    entries that were left out are clipped too.
     """
 
     pack: Pack

@@ -26,7 +26,7 @@ const NOTHING = {
 /** What is said if all numbers are in the middle. @type {{[measure: string]: string}} */
 const MIDDLE = {
   advantage: "all advantages are 0: the rewards of its group are equal",
-  ratio: "all ratios are 1, to three digits: the weights had not moved from those that sampled",
+  ratio: "all ratios are 1, to three digits: the weights had not moved",
 };
 
 /** @type {Map<HTMLElement, Tokens>} */
@@ -94,20 +94,26 @@ function colour() {
     scale.append(loaded.size > 0 ? NOTHING[measure] : "");
     return;
   }
-  if (goesBothWays() && over.size === 0) {
-    scale.append(MIDDLE[measure] ?? "");
-    return;
-  }
+  if (goesBothWays() && over.size === 0) scale.append(element("span", MIDDLE[measure] ?? ""));
+  else addScale(scale, over);
+  if (document.querySelector(".strip .clipped")) scale.append(element("span", "clipped", "clipped"));
+}
+
+/**
+ * Shows the colours from the lowest to the highest number.
+ * @param {HTMLElement} place
+ * @param {{low: number, high: number, size: number}} over
+ */
+function addScale(place, over) {
   const [low, high] = goesBothWays() ? [-over.size, over.size] : [over.low, over.high];
   const classes = goesBothWays()
     ? ["down-4", "down-3", "down-2", "down-1", "up-1", "up-2", "up-3", "up-4"]
     : [0, 2, 4, 6, 8, 10].map((number) => `s${measure === "logprob" ? SHADES - number : number}`);
-  scale.append(
+  place.append(
     element("span", short(measure === "ratio" ? Math.exp(low) : low)),
     ...classes.map((name) => Object.assign(document.createElement("i"), { className: name })),
     element("span", short(measure === "ratio" ? Math.exp(high) : high)),
   );
-  if (document.querySelector(".strip .clipped")) scale.append(element("span", "clipped", "clipped"));
 }
 
 /** @param {number} value */
@@ -218,7 +224,7 @@ function tell(target) {
     `id ${token.ids.join(" ")}`,
     `log probability ${chances.join(" ")}`,
     token.entropies.length > 0 ? `entropy ${token.entropies.map(short).join(" ")}` : "",
-    token.ratios.length > 0 ? `ratio ${token.ratios.map((ratio) => ratio.toFixed(3)).join(" ")}` : "",
+    token.ratios.length > 0 ? `ratio ${token.ratios.map(short).join(" ")}` : "",
     token.clipped ? "clipped" : token.ratios.length > 0 ? "not clipped" : "",
     `version ${[...new Set(token.versions)].join(" ")}`,
     token.advantage === null ? "no loss" : `advantage ${short(token.advantage)}`,
