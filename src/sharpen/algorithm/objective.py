@@ -118,7 +118,7 @@ def policy_objective(
     Some are used only if the algorithm needs them, and are then required: `ref_logprobs_E` if it `needs_reference`,
     `entropy_E` if it `needs_entropy`, `divergence_E` if it distills over the vocabulary, `calls_E` (the number of each
     token's call) if its loss is `by_call`. `proximal_E` are the logprobs under the weights before the step's first
-    update, used with a `behaviour` weight (None: the current weights). `policy_weight` multiplies the policy loss alone.
+    update, for a `behaviour` weight (None: the current weights). `policy_weight` multiplies the policy loss alone.
     """
     zero = logprobs_E.new_zeros(())
     base_E = _compared(algorithm, logprobs_E, old_logprobs_E, proximal_E)
