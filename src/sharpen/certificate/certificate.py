@@ -14,6 +14,7 @@ from typing import Any
 
 from sharpen.certificate.checks import sentence
 from sharpen.certificate.lineage import Lineage, in_words, read_lineage
+from sharpen.experience.evidence import read_repeated
 from sharpen.experience.reading import count_calls, count_outcomes, count_taught, read_checks
 from sharpen.files import write_whole
 from sharpen.types import Check
@@ -69,6 +70,34 @@ class RepeatedSteps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Retrained:
+    """The steps whose updates were made once more; a sentence for each of these that does not agree; and one for each
+    that was not repeated."""
+
+    repeated: tuple[RepeatedSteps, ...] = ()
+    problems: tuple[str, ...] = ()
+    not_repeated: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[Retrained]) -> Retrained:
+        """Return several as one."""
+        return cls(
+            repeated=tuple(step for one in parts for step in one.repeated),
+            problems=tuple(sentence for one in parts for sentence in one.problems),
+            not_repeated=tuple(sentence for one in parts for sentence in one.not_repeated),
+        )
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Retrained:
+        """Read what `asdict` made. Raises `KeyError` or `TypeError` for something else."""
+        return cls(
+            repeated=tuple(RepeatedSteps(**step) for step in content["repeated"]),
+            problems=tuple(content["problems"]),
+            not_repeated=tuple(content["not_repeated"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """The results for the `steps` behind the checkpoint `weights` (None: no checkpoint was saved). `checks` are totals
     over these steps; `problems` describes each failure in a sentence. `undone` counts the steps in `run.db` that no
@@ -76,7 +105,8 @@ class Certificate:
 
     `truncated_tokens` counts the trained tokens sampled with `top_p` or `top_k`, whose logprobs are not compared.
     `outcomes` counts the run's rollouts by outcome, `calls` their calls by status, `rows` the rows of a run without
-    rollouts by what happened to them. `repeated` are the steps whose updates were made once more. `staleness` is (the
+    rollouts by what happened to them. `repeated` are the steps whose updates were made once more, `not_repeated` says
+    why others were not that should have been. `staleness` is (the
     age of the oldest trained token, the age allowed) in policy versions, for runs whose rollouts run ahead of the
     training. `not_recomputed` lists what cannot be recomputed and is therefore not covered.
     """
@@ -93,6 +123,7 @@ class Certificate:
     rows: Mapping[str, int] = field(default_factory=dict)
     losses: LossGaps | None = None
     repeated: tuple[RepeatedSteps, ...] = ()
+    not_repeated: tuple[str, ...] = ()
     problems: tuple[str, ...] = field(default=())
     not_recomputed: tuple[str, ...] = field(default=())
 
@@ -139,8 +170,10 @@ class Certificate:
         if self.undone:
             lines.append(f"{'':>7}  undone       {self.undone:>12,} steps in run.db are in no weights: not counted")
         lines += [f"  - not recomputed: {exception}" for exception in self.not_recomputed]
-        if not self.repeated:
-            lines.append("  - not made once more (sharpen certify --retrain does it): the optimizer's update itself")
+        lines += [f"  - not made once more: {exception}" for exception in self.not_repeated]
+        if rest := self.steps - sum(1 + one.last - one.first for one in self.repeated):
+            whose = f"of {'the other ' if self.repeated else ''}{rest} steps"
+            lines.append(f"  - not made once more (sharpen certify --retrain does it): the optimizer's updates {whose}")
         return [*lines, *(f"  ! {problem}" for problem in self.problems)]
 
 
@@ -158,6 +191,7 @@ def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certi
     steps = {record.step: record.metrics for record in lineage.steps}
     by_step = {step: checks for step, checks in read_checks(journal).items() if step in steps}
     groups = {key for keys in lineage.groups.values() for key in keys}
+    updates = recorded_updates(journal, lineage)
     return Certificate(
         weights=None if lineage.weights is None else lineage.weights.name,
         steps=len(steps),
@@ -169,8 +203,19 @@ def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certi
         outcomes=count_outcomes(journal, groups),
         calls=count_calls(journal, groups),
         rows=count_taught(journal, steps),
-        problems=(*lineage.problems, *problems_of(by_step), *_unchecked_steps(steps, by_step)),
+        repeated=updates.repeated,
+        problems=(*lineage.problems, *problems_of(by_step), *_unchecked_steps(steps, by_step), *updates.problems),
+        not_repeated=updates.not_repeated,
     )
+
+
+def recorded_updates(journal: Path, lineage: Lineage) -> Retrained:
+    """Return what the run found when it made the updates of some of its steps once more."""
+    known = {(record.step, record.session) for record in lineage.steps}
+    found = [
+        Retrained.from_json(content) for step, session, content in read_repeated(journal) if (step, session) in known
+    ]
+    return Retrained.of(found)
 
 
 def _unchecked_steps(steps: Mapping[int, Mapping[str, float]], by_step: Mapping[int, Sequence[Check]]) -> list[str]:

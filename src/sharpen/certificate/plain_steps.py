@@ -87,7 +87,7 @@ def unrepeatable(config: RunConfig) -> Iterator[str]:
     """Yield what in a run's settings the plain loop does not make."""
     trainer, lora = config.trainer, config.trainer.lora
     cases = {
-        f"the optimizer is {trainer.optimizer}": trainer.optimizer != "adamw",
+        f"the optimizer is {trainer.optimizer}": trainer.optimizer not in ("adamw", "muon"),
         "a balance loss of experts is added": bool(trainer.balance_coef),
         "the vision tower is trained": trainer.train_towers,
         "the adapters are those of experts": lora is not None and lora.experts,

@@ -89,6 +89,8 @@ class PlainModel:
         module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
         self.module = module.eval().to(dtype)
         self.module.requires_grad_(False)
+        ends = (module.get_input_embeddings(), module.get_output_embeddings())
+        self.tables = {name for name, own in module.named_parameters() if any(own is end.weight for end in ends)}
         self.dtype, self._rounded, self._scale = dtype, rounded, adapter_scale
 
     def trained_names(self) -> list[str]:
@@ -164,7 +166,7 @@ def _make_step(model: PlainModel, state: State, step: PlainStep, reference: Tens
             )
             if state.critic is not None and step.critic_rates is not None:
                 _critic_update(model, part, state.critic, step)
-            adamw(state, {name: tensor.grad for name, tensor in weights.items()}, step.rates)
+            adamw(state, {name: tensor.grad for name, tensor in weights.items()}, step.rates, model.tables)
     if rules.kl_target is not None and sequences:
         measured = [one.divergence_S for one in credits] if rules.kl_in_reward else apart
         state.kl_coef = adapted_coefficient(
@@ -280,4 +282,4 @@ def _critic_update(model: PlainModel, part: Sequence[_Scored], critic: State, st
             near_S = torch.minimum(torch.maximum(now_S, old_S - bound), old_S + bound)
             squares_S = torch.maximum(squares_S, (near_S - goal_S) ** 2)
         (squares_S.sum() / 2 / num_tokens).backward()  # type: ignore[no-untyped-call]
-    adamw(critic, {name: tensor.grad for name, tensor in weights.items()}, step.critic_rates)
+    adamw(critic, {name: tensor.grad for name, tensor in weights.items()}, step.critic_rates, model.tables)
