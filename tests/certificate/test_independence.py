@@ -48,9 +48,16 @@ def test_the_certificate_imports_nothing_of_what_it_checks() -> None:
 def test_the_plain_loop_imports_nothing_of_the_trainer() -> None:
     """Neither losses, nor packing, nor what trains a family, nor the optimizer."""
     for path in (ROOT / "certificate").glob("*.py"):
-        if path.stem.startswith("plain_") or path.stem in ("loss_rules", "likeness", "saved_state"):
+        if path.stem.startswith("plain_") or path.stem in ("loss_rules", "likeness", "saved_state", "probe_batch"):
             parts = ("sharpen.trainer", "sharpen.algorithm", "sharpen.families", "sharpen.experience.draw")
             assert not [name for name in imported(path) if name.startswith((*parts, "sharpen.blockwise"))], path
+
+
+def test_the_verdict_is_computed_again_by_other_code() -> None:
+    """Red when it asks the evaluator, the verdict or its statistics."""
+    for name in ("verdict", "evaluations", "plain_intervals"):
+        parts = ("sharpen.run", "sharpen.monitor", "sharpen.rescore", "sharpen.rollout")
+        assert not [one for one in imported(ROOT / "certificate" / f"{name}.py") if one.startswith(parts)], name
 
 
 def test_nor_does_what_it_imports() -> None:

@@ -149,6 +149,9 @@ class _Records:
             likeness = self._repeat(inside, before, after, free)
         except ModelError as error:
             return Retrained(not_repeated=(f"{name}: {error}",))
+        except RuntimeError as error:  # torch's, of a model that cannot be computed so
+            reason = str(error).partition("\n")[0]
+            return Retrained(not_repeated=(f"{name}: transformers' own forward pass fails: {reason}",))
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             damage = f"a checkpoint is damaged ({type(error).__name__}: {error})"
             return Retrained(problems=(f"{name} cannot be made once more: {damage}",))
