@@ -8,7 +8,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sharpen import WorkflowOutput
 from sharpen.certificate.beside import RepeatedBeside
-from sharpen.certificate.certificate import write_certificate
+from sharpen.certificate.certificate import recorded_certificate, write_certificate
 from sharpen.config.load import resolve
 from sharpen.errors import CertificateError
 from sharpen.run.assembly import open_loop
@@ -65,11 +65,12 @@ def test_a_right_step_is_in_the_certificate_and_nothing_is_left_behind(tmp_path,
     for steps, repeated in ((1, [1]), (2, [1, 2])):
         with a_run(tmp_path, toy_model_dir, toy_dataset, steps=steps, adapters=True) as (loop, run_dir):
             loop.run()
-        found = write_certificate(run_dir)
+        found = recorded_certificate(run_dir)
         assert found.holds
         assert [step.last for step in found.repeated] == repeated
         assert all(step.share < 1 for step in found.repeated)
         assert not (run_dir / ".repeat").exists()
+    write_certificate(run_dir, found)
     assert json.loads((run_dir / "certificate.json").read_text())["repeated"][0]["cosine"] == pytest.approx(1.0)
 
 
@@ -83,7 +84,7 @@ def test_a_wrong_step_ends_the_run_and_breaks_the_certificate(tmp_path, toy_mode
             loop.run()
     finally:
         hook.remove()
-    found = write_certificate(run_dir)
+    found = recorded_certificate(run_dir)
     assert not found.holds
     assert "furthest: model." in found.problems[-1]
 

@@ -1,7 +1,7 @@
 """The run certificate: the results of the checks of every step behind the run's weights, in one file.
 
 In: a run directory, whose `run.db` holds the checks that each step recorded. Out: `certificate.json`, written by the
-run itself; `certify` recomputes it from the recorded calls.
+run itself, with its verdict computed again (`certificate.verdict`); `certify` recomputes it from the recorded calls.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ class Certificate:
     `truncated_tokens` counts the trained tokens sampled with `top_p` or `top_k`, whose logprobs are not compared.
     `outcomes` counts the run's rollouts by outcome, `calls` their calls by status, `rows` the rows of a run without
     rollouts by what happened to them. `repeated` are the steps whose updates were made once more, `not_repeated` says
-    why others were not that should have been. `staleness` is (the
-    age of the oldest trained token, the age allowed) in policy versions, for runs whose rollouts run ahead of the
-    training. `not_recomputed` lists what cannot be recomputed and is therefore not covered.
+    why others were not that should have been. `verdict` says what of the evaluations was computed again and agrees.
+    `staleness` is (the age of the oldest trained token, the age allowed) in policy versions, for runs whose rollouts
+    run ahead of the training. `not_recomputed` lists what cannot be recomputed and is therefore not covered.
     """
 
     weights: str | None
@@ -124,6 +124,7 @@ class Certificate:
     losses: LossGaps | None = None
     repeated: tuple[RepeatedSteps, ...] = ()
     not_repeated: tuple[str, ...] = ()
+    verdict: str = ""
     problems: tuple[str, ...] = field(default=())
     not_recomputed: tuple[str, ...] = field(default=())
 
@@ -163,6 +164,8 @@ class Certificate:
                 f"weights after steps {steps}"
             )
         lines += [f"{'ok' if one.share <= 1.0 else 'broken':>7}  updates      {one.line}" for one in self.repeated]
+        if self.verdict:
+            lines.append(f"{'ok':>7}  verdict      {self.verdict}")
         for name, counts in (("rollouts", self.outcomes), ("calls", self.calls), ("rows", self.rows)):
             if counts:
                 by_kind = ", ".join(f"{count} {kind}" for kind, count in counts.items())
@@ -177,12 +180,9 @@ class Certificate:
         return [*lines, *(f"  ! {problem}" for problem in self.problems)]
 
 
-def write_certificate(run_dir: Path) -> Certificate:
-    """Write `certificate.json` from the checks that the run's steps recorded. Raises `JournalError` if they cannot be
-    read."""
-    certificate = recorded_certificate(run_dir)
+def write_certificate(run_dir: Path, certificate: Certificate) -> None:
+    """Write `certificate.json`."""
     write_whole(run_dir / "certificate.json", f"{json.dumps(certificate.to_json(), indent=2)}\n", lasting=False)
-    return certificate
 
 
 def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certificate:
