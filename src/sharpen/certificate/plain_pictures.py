@@ -7,6 +7,7 @@ checkpoint's own image processor, and which ids stand for images. Nothing is sha
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 from collections.abc import Sequence
@@ -31,15 +32,22 @@ class Pictures:
 
     def __init__(self, folder: Path, module: Any) -> None:
         """Raises `ModelError` if the model says no id of image tokens."""
-        from transformers import AutoImageProcessor
-
         config = module.config
         found = [value for name in _TOKENS if isinstance(value := getattr(config, name, None), int)]
         if not found:
             raise ModelError(f"{config.model_type} says no id of its image tokens")
         self._token = found[0]
         self._takes = inspect.signature(module.forward).parameters
-        self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
+        self._folder = folder
+
+    @functools.cached_property
+    def _processor(self) -> Any:
+        from transformers import AutoImageProcessor
+
+        try:
+            return AutoImageProcessor.from_pretrained(self._folder, backend="pil", trust_remote_code=False)
+        except (OSError, ValueError, ImportError) as error:
+            raise ModelError(f"{self._folder} has no image processor that transformers can load: {error}") from error
 
     def arguments(self, ids_T: Tensor, spans: Sequence[PictureSpan], dtype: torch.dtype) -> dict[str, Tensor]:
         """Return the arguments for a sequence with these images. Raises `ModelError` if it has tokens of images outside

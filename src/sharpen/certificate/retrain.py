@@ -211,7 +211,10 @@ class _Records:
 
     @functools.cache  # noqa: B019 (lives as long as the call of `retrain`)
     def _model(self, *, rounded: bool, dtype: torch.dtype, scale: float | None) -> PlainModel:
-        return PlainModel(self._base, rounded=rounded, dtype=dtype, adapter_scale=scale)
+        try:
+            return PlainModel(self._base, rounded=rounded, dtype=dtype, adapter_scale=scale)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(f"transformers cannot load {self._base}: {error}") from error
 
 
 def _scale(saved: SavedState) -> float | None:
