@@ -37,7 +37,7 @@ class StepMetrics:
     updates. Token counts are those of one pass over the data: `trained_tokens` carry loss, `computed_tokens` went
     through the model, `sequence_tokens` would have without shared prefixes, `skipped_tokens` are loss tokens left out
     because their gradient is zero. `alarms` warn the user that the weights moved too far; the caller, which knows the
-    settings, adds what to lower. `entropies` are those of the rollouts' tokens; rows have none.
+    settings, adds what to lower. `entropies` are those of the rollouts' tokens, with their ratios; rows have none.
     """
 
     version: int
@@ -127,15 +127,17 @@ def summarize(
 
 
 def token_entropies(works: Iterable[Work]) -> tuple[CallEntropies, ...]:
-    """Return the entropies of the tokens of a step's updates, by call."""
+    """Return the entropies and ratios of the tokens of a step's updates, by call."""
     return tuple(chain.from_iterable(_of_calls(part) for work in works for part in work.parts))
 
 
 def _of_calls(part: Part) -> Iterator[CallEntropies]:
-    """Yield the entropies of a pack's calls. A call is never split over packs."""
-    pack, entropies_E = part.pack, part.entropies_E
+    """Yield the entropies and ratios of a pack's calls. A call is never split over packs."""
+    pack, entropies_E, log_ratios_E, clipped_E = part.pack, part.entropies_E, part.log_ratios_E, part.clipped_E
     if entropies_E is None or not len(entropies_E):
         return
+    assert log_ratios_E is not None, "the update that gave entropies gave log ratios"
+    assert clipped_E is not None, "the update that gave entropies said what it clipped"
     numbers_E = pack.call_numbers_E
     order = np.argsort(numbers_E, kind="stable")  # the tokens of a call stay in their order
     for entries_S in np.split(order, np.flatnonzero(np.diff(numbers_E[order])) + 1):
@@ -144,4 +146,6 @@ def _of_calls(part: Part) -> Iterator[CallEntropies]:
             call=int(pack.calls_E[entries_S[0]]),
             places_S=pack.tokens_E[entries_S].astype(np.int32),
             entropies_S=entropies_E[entries_S],
+            log_ratios_S=log_ratios_E[entries_S],
+            clipped_S=clipped_E[entries_S],
         )
