@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.certificate.checks import sentence
+from sharpen.certificate.draws import DrawTest
 from sharpen.certificate.lineage import Lineage, in_words, read_lineage
 from sharpen.experience.reading import count_calls, count_outcomes, count_taught, read_checks
 from sharpen.files import write_whole
@@ -78,7 +79,8 @@ class Certificate:
     `outcomes` counts the run's rollouts by outcome, `calls` their calls by status, `rows` the rows of a run without
     rollouts by what happened to them. `repeated` are the steps whose updates were made once more. `staleness` is (the
     age of the oldest trained token, the age allowed) in policy versions, for runs whose rollouts run ahead of the
-    training. `not_recomputed` lists what cannot be recomputed and is therefore not covered.
+    training. `draws` are the tests of whether the tokens were drawn from the recorded distributions. `not_recomputed`
+    lists what cannot be recomputed and is therefore not covered.
     """
 
     weights: str | None
@@ -93,6 +95,7 @@ class Certificate:
     rows: Mapping[str, int] = field(default_factory=dict)
     losses: LossGaps | None = None
     repeated: tuple[RepeatedSteps, ...] = ()
+    draws: tuple[DrawTest, ...] = ()
     problems: tuple[str, ...] = field(default=())
     not_recomputed: tuple[str, ...] = field(default=())
 
@@ -122,6 +125,7 @@ class Certificate:
                 f"{'':>7}  logprobs     {self.truncated_tokens:>12,} not compared: sampled with top_p or top_k, so "
                 "not from the whole distribution"
             )
+        lines += [f"{'broken' if one.problem else 'ok':>7}  {one.name:<12} {one.line}" for one in self.draws]
         if self.staleness is not None:
             oldest, allowed = self.staleness
             lines.append(f"{'':>7}  staleness    at most {oldest} policy versions behind, of {allowed} allowed")
