@@ -174,7 +174,7 @@ def main() -> None:
     print(f"  plain SDK {result['sdk_ms']:.2f}, agent {result['agent_ms']:.2f}: overhead {result['overhead_ms']:.2f}")
     print(f"  of which making the agent and its toolkit, once a rollout: {result['construction_ms']:.2f}")
     print(f"  wall ms of a call: plain SDK {result['sdk_wall_ms']:.2f}, agent {result['agent_wall_ms']:.2f}")
-    OUT.mkdir(exist_ok=True)
+    OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "agentscope_overhead.json").write_text(json.dumps(result, indent=2) + "\n")
 
 

@@ -57,12 +57,12 @@ TARGETS_AT_LEAST = {"rollouts_per_s": 2.0}
 TARGETS_AT_MOST = {"idle_beyond": 0.10, "accuracy_apart": 0.0}
 
 
-def wait_s(question: str, rollout: int, call: int) -> float:
+def wait_s(question: str, rollout: int, call: int, median_s: float = MEDIAN_S) -> float:
     """Seconds that a tool takes: log-normal, and the same for the same call on both sides."""
     digest = hashlib.blake2b(f"{question}/{rollout}/{call}".encode(), digest_size=8).digest()
     uniform = (int.from_bytes(digest) + 0.5) / 2**64
     sigma = math.log(PERCENTILE_95_S / MEDIAN_S) / Z_95
-    return MEDIAN_S * math.exp(sigma * statistics.NormalDist().inv_cdf(uniform))
+    return median_s * math.exp(sigma * statistics.NormalDist().inv_cdf(uniform))
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class TracedEngine:
             return await self._engine.generate(request)
 
 
-def make_workflow(trace: Trace) -> Callable[[dict[str, Any], Any], Awaitable[WorkflowOutput]]:
+def make_workflow(trace: Trace, median_s: float) -> Callable[[dict[str, Any], Any], Awaitable[WorkflowOutput]]:
     """The quickstart's agent with a tool that takes its time; in evaluations it does not."""
     import asyncio
 
@@ -136,7 +136,7 @@ def make_workflow(trace: Trace) -> Callable[[dict[str, Any], Any], Awaitable[Wor
             messages.append(message.model_dump(exclude_none=True))
             for call in message.tool_calls:
                 if rollout is not None:
-                    seconds = wait_s(task["question"], rollout, number)
+                    seconds = wait_s(task["question"], rollout, number, median_s)
                     trace.waited_s += seconds
                     with trace.span("wait"):
                         await asyncio.sleep(seconds)
@@ -174,7 +174,7 @@ class Outcome:
         return (self.trace["idle"] - self.trace["forced"]) / self.trace["in_flight"]
 
 
-def run(sync: Mapping[str, Any], steps: int, *, evaluate: bool) -> Outcome:
+def run(sync: Mapping[str, Any], steps: int, median_s: float, *, evaluate: bool) -> Outcome:
     """One side, from the model as it is shipped."""
     trace = Trace()
     with tempfile.TemporaryDirectory() as folder:
@@ -201,7 +201,7 @@ def run(sync: Mapping[str, Any], steps: int, *, evaluate: bool) -> Outcome:
                 **sync,
             }
         )
-        with open_loop(resolved, make_workflow(trace), judge) as (loop, site):
+        with open_loop(resolved, make_workflow(trace, median_s), judge) as (loop, site):
             assert isinstance(loop.serving, LocalServing)
             loop.serving.gateway.engine = TracedEngine(loop.serving.engine, trace)
             loop.run()
@@ -232,6 +232,7 @@ def main() -> int:
     """Measure, print, write `bench/out/async.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=36)
+    parser.add_argument("--median-s", type=float, default=MEDIAN_S, help="seconds of a tool in the middle")
     parser.add_argument("--no-evaluation", action="store_true", help="speed alone, for a short run")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     arguments = parser.parse_args()
@@ -239,7 +240,7 @@ def main() -> int:
     found = {}
     for side in arguments.sides:
         print(f"--- {side}", flush=True)
-        found[side] = run(SIDES[side], arguments.steps, evaluate=not arguments.no_evaluation)
+        found[side] = run(SIDES[side], arguments.steps, arguments.median_s, evaluate=not arguments.no_evaluation)
     if len(found) < len(SIDES):
         print(found)
         return 0

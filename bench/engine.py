@@ -118,12 +118,15 @@ def equal_work(count: int, prompt: int, new: int, seed: int) -> list[Conversatio
     return [(Turn(added=_ids(generator, prompt), new=new),) for _ in range(count)]
 
 
-def ragged_work(count: int, seed: int) -> list[Conversation]:
-    """Three calls each; what a call adds to the prompt, and its answer, are 8 to 256 tokens, uniformly drawn."""
+def ragged_work(count: int, longest: int, seed: int) -> list[Conversation]:
+    """Three calls each; what a call adds to the prompt, and its answer, are 8 to `longest` tokens, uniformly drawn."""
     generator = np.random.default_rng(seed)
 
+    def drawn() -> int:
+        return int(generator.integers(8, longest + 1))
+
     def turn() -> Turn:
-        return Turn(added=_ids(generator, int(generator.integers(8, 257))), new=int(generator.integers(8, 257)))
+        return Turn(added=_ids(generator, drawn()), new=drawn())
 
     return [(turn(), turn(), turn()) for _ in range(count)]
 
@@ -221,7 +224,7 @@ def run_transformers_with(precision: str, model: Any, cache: str, work: list[Con
         return run_transformers(model, cache, work)
 
 
-def chi_square_p(model: Any, count: int = 20_000) -> float:
+def chi_square_p(model: Any, count: int) -> float:
     """p-value of the engine's first sampled tokens against the model's own distribution (bins of 5 or more
     expected)."""
     prompt = np.arange(5, 25, dtype=np.int32)
@@ -249,12 +252,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-large", action="store_true")
+    parser.add_argument("--conversations", type=int, default=64)
+    parser.add_argument("--longest", type=int, default=256, help="tokens of an answer, at most")
+    parser.add_argument("--draws", type=int, default=20_000, help="tokens of the chi-square test")
     parser.add_argument("--only", default="", help="one workload, for profiling; writes nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     workloads: dict[str, Callable[[int], list[Conversation]]] = {
-        "equal": lambda seed: equal_work(64, 64, 128, seed),
-        "ragged": lambda seed: ragged_work(64, seed),
+        "equal": lambda seed: equal_work(arguments.conversations, 64, arguments.longest // 2, seed),
+        "ragged": lambda seed: ragged_work(arguments.conversations, arguments.longest, seed),
     }
     rows: list[list[object]] = []
     ratios: dict[str, float] = {}
@@ -278,7 +284,7 @@ def main() -> int:
         for precision, dtype in DTYPES.items():
             large = make_model("large", dtype)
             measure(f"large_{precision}", large, lambda seed: equal_work(16, 32, 32, seed), 1)
-    ratios["chi_square_p"] = chi_square_p(make_model("tiny", torch.float32))
+    ratios["chi_square_p"] = chi_square_p(make_model("tiny", torch.float32), arguments.draws)
     return finish(
         "engine",
         header=["workload", "engine tok/s", "transformers tok/s", "its best cache", "ratio"],

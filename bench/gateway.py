@@ -48,6 +48,7 @@ from transformers import PreTrainedTokenizerFast
 from sharpen.execution.local import NEW_OBJECTS
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.starter.lessons import TEMPLATE
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
 SCHEMA: Any = {"type": "object", "properties": {"expression": {"type": "string"}}}
@@ -84,7 +85,7 @@ def make_tokenizer(texts: list[str]) -> Any:
     bpe.add_special_tokens([AddedToken(text, special=True) for text in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")])
     bpe.add_tokens([AddedToken(text, special=False) for text in ("<tool_call>", "</tool_call>")])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    tokenizer.chat_template = (QUICKSTART / "chat_template.jinja").read_text()
+    tokenizer.chat_template = TEMPLATE.read_text()
     return tokenizer
 
 

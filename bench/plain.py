@@ -271,6 +271,7 @@ def main() -> None:
     parser.add_argument("--beta2", type=float, default=defaults.betas[1])
     parser.add_argument("--final-lr", type=float, default=defaults.final_lr)
     parser.add_argument("--eval-every", type=int, default=10)
+    parser.add_argument("--tasks", type=int, default=None, help="only the first so many held-out tasks")
     arguments = parser.parse_args()
 
     torch.set_num_threads(2)
@@ -280,8 +281,8 @@ def main() -> None:
     optimizer = make_optimizer(model, settings)
     train_tasks = load_tasks("train")
     random.Random(arguments.seed).shuffle(train_tasks)
-    test = {"test": load_tasks("test")}
-    both = {**test, "further": load_tasks("further")}
+    test = {"test": load_tasks("test")[: arguments.tasks]}
+    both = {**test, "further": load_tasks("further")[: arguments.tasks]}
     show_accuracy(model, tokenizer, 0, both)
     for step in range(arguments.steps):
         for group in optimizer.param_groups:

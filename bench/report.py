@@ -1,7 +1,8 @@
 """Shared end of every bench script: describe the machine, print a table, write `bench/out/NAME.json`, judge the
 targets.
 
-In: measured rows and ratios. Out: a table on stdout, a JSON file with `ratios` and `ok`, an exit code.
+In: measured rows and ratios. Out: a table on stdout, a JSON file with `ratios` and `ok`, an exit code. The folder is
+`bench/out`, or what the variable BENCH_OUT names.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-OUT = Path(__file__).parent / "out"
+OUT = Path(os.environ.get("BENCH_OUT") or Path(__file__).parent / "out")
 
 
 def machine() -> dict[str, Any]:
@@ -81,7 +82,7 @@ def finish(
         ok &= _verdict(key, ratios[key], target, ratios[key] <= target, "<=")
     for key in ratios.keys() - {*(at_least or {}), *(at_most or {})}:
         print(f"  {key} = {ratios[key]:.3f} (reported)")
-    OUT.mkdir(exist_ok=True)
+    OUT.mkdir(parents=True, exist_ok=True)
     path = OUT / f"{name}.json"
     content = {"ratios": dict(ratios), "ok": ok, "machine": described, **(extra or {})}
     path.write_text(json.dumps(content, indent=2) + "\n")

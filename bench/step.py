@@ -50,9 +50,10 @@ def main() -> int:
     """Measure, print, write `bench/out/step.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tasks", type=int, default=plain.Settings().num_tasks, help="of a step; 8 rollouts each")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
-    settings = plain.Settings()
+    settings = plain.Settings(num_tasks=arguments.tasks)
     with tempfile.TemporaryDirectory() as folder:
         resolved = resolve(
             settings={
@@ -99,7 +100,7 @@ def main() -> int:
     rows = [(name, b, a, b / a) for name, a, b in zip(names, mine, other, strict=True)]
     return report.finish(
         "step",
-        header=("16 x 8 rollouts", f"{best} s", "sharpen s", "ratio"),
+        header=(f"{arguments.tasks} x 8 rollouts", f"{best} s", "sharpen s", "ratio"),
         rows=rows,
         ratios=ratios,
         at_least={"step": TARGET},

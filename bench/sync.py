@@ -46,8 +46,7 @@ from sharpen.run.assembly import open_loop
 from sharpen.run.loop import Loop
 
 TARGETS = {"in_process_ms": 10, "in_process_copied_ms": 10, "copied_tensors": 0, "through_file": 3, "through_memory": 3}
-COUNT, SIDE = 64, 2048
-NAMES = [f"matrix_{number}" for number in range(COUNT)]
+SIDE = 2048
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -95,9 +94,9 @@ def _publish(loop: Loop) -> None:
     loop.serving.publish(loop.trainer.version, loop.trainer.state_tensors())
 
 
-def weights(fill: float) -> Weights:
-    """1 GB, each page of it touched."""
-    return {name: torch.full((SIDE, SIDE), fill) for name in NAMES}
+def weights(count: int, fill: float) -> Weights:
+    """So many matrices (64 are 1 GB), each page of them touched."""
+    return {f"matrix_{number}": torch.full((SIDE, SIDE), fill) for number in range(count)}
 
 
 def copy(source: Weights, target: Weights) -> None:
@@ -106,48 +105,51 @@ def copy(source: Weights, target: Weights) -> None:
         target[name].copy_(tensor)
 
 
-def read_files(connection: Connection) -> None:
+def read_files(connection: Connection, count: int) -> None:
     """A process that takes weights from each file it is told of, as vLLM's worker does."""
     torch.set_num_threads(2)
-    mine, theirs = weights(0.0), functools.lru_cache(maxsize=1)(map_file)
+    mine, theirs = weights(count, 0.0), functools.lru_cache(maxsize=1)(map_file)
+    last = [*mine][-1]
     while path := connection.recv():
         copy(theirs(path), mine)
-        connection.send(float(mine[NAMES[-1]][-1, -1]))
+        connection.send(float(mine[last][-1, -1]))
 
 
-def write_memory(connection: Connection, path: str) -> None:
+def write_memory(connection: Connection, path: str, count: int) -> None:
     """A process that writes its weights into shared memory when it is told to, as a trainer's rank does."""
     torch.set_num_threads(2)
-    places = _mapped(SharedFile(os.open(path, os.O_RDWR)))
-    mine = weights(0.0)
+    mine = weights(count, 0.0)
+    places = _mapped(SharedFile(os.open(path, os.O_RDWR)), mine)
+    last = [*mine][-1]
     while fill := connection.recv():
-        mine[NAMES[-1]][-1, -1] = fill
+        mine[last][-1, -1] = fill
         copy(mine, places)
         connection.send(None)
 
 
-def _layout() -> tuple[list[tuple[WeightSpec, int]], int]:
-    return lay_out([WeightSpec(name=name, shape=(SIDE, SIDE), dtype=torch.float32) for name in NAMES])
+def _layout(like: Weights) -> tuple[list[tuple[WeightSpec, int]], int]:
+    return lay_out([WeightSpec(name=name, shape=(SIDE, SIDE), dtype=torch.float32) for name in like])
 
 
-def _mapped(shared: SharedFile) -> Weights:
+def _mapped(shared: SharedFile, like: Weights) -> Weights:
     memory = shared.map()
-    return {spec.name: view(memory, spec, offset) for spec, offset in _layout()[0]}
+    return {spec.name: view(memory, spec, offset) for spec, offset in _layout(like)[0]}
 
 
-def between_processes(repeats: int) -> dict[str, float]:
-    """Seconds of the plain copy, and of each way."""
+def between_processes(count: int, repeats: int) -> dict[str, float]:
+    """Seconds of the plain copy of so many matrices, and of each way."""
     context = multiprocessing.get_context("spawn")
-    source, target = weights(1.0), weights(0.0)
+    source, target = weights(count, 1.0), weights(count, 0.0)
+    last = [*source][-1]
     file, shared = WeightsFile(), SharedFile.create()
-    shared.grow(_layout()[1])
-    arrived = _mapped(shared)
+    shared.grow(_layout(source)[1])
+    arrived = _mapped(shared, source)
     reader, reader_end = context.Pipe()
     writer, writer_end = context.Pipe()
     path = f"/proc/{os.getpid()}/fd/{shared.descriptor}"
     processes = [
-        context.Process(target=read_files, args=(reader_end,), daemon=True),
-        context.Process(target=write_memory, args=(writer_end, path), daemon=True),
+        context.Process(target=read_files, args=(reader_end, count), daemon=True),
+        context.Process(target=write_memory, args=(writer_end, path, count), daemon=True),
     ]
     for process in processes:
         process.start()
@@ -156,7 +158,7 @@ def between_processes(repeats: int) -> dict[str, float]:
     def through_file() -> None:
         nonlocal number
         number += 1.0
-        source[NAMES[-1]][-1, -1] = number
+        source[last][-1, -1] = number
         reader.send(file.write(source, torch.float32))
         assert reader.recv() == number, "the other process has other weights"
 
@@ -166,7 +168,7 @@ def between_processes(repeats: int) -> dict[str, float]:
         writer.send(number)
         writer.recv()
         copy(arrived, target)
-        assert target[NAMES[-1]][-1, -1] == number, "other weights arrived"
+        assert target[last][-1, -1] == number, "other weights arrived"
 
     ways = {"plain": lambda: copy(source, target), "through_file": through_file, "through_memory": through_memory}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
@@ -185,11 +187,12 @@ def main() -> int:
     """Measure, print, write `bench/out/sync.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--matrices", type=int, default=64, help="between processes, of 17 MB each")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     shared_ms, shared_copies = in_process({}, 5 * arguments.repeats)
     copied_ms, copies = in_process({"sync.offset": 1}, 5 * arguments.repeats)
-    seconds = between_processes(arguments.repeats)
+    seconds = between_processes(arguments.matrices, arguments.repeats)
     ratios = {
         "in_process_ms": shared_ms,
         "in_process_copied_ms": copied_ms,
@@ -197,11 +200,11 @@ def main() -> int:
         "through_file": seconds["through_file"] / seconds["plain"],
         "through_memory": seconds["through_memory"] / seconds["plain"],
     }
-    gigabytes = 4 * COUNT * SIDE**2 / 1e9
+    gigabytes = 4 * arguments.matrices * SIDE**2 / 1e9
     rows = [
         ("in process, 2M parameters, shared", shared_ms, shared_copies, None),
         ("in process, 2M parameters, copied", copied_ms, copies, None),
-        (f"plain copy, {gigabytes:.2f} GB", 1e3 * seconds["plain"], COUNT, 1.0),
+        (f"plain copy, {gigabytes:.2f} GB", 1e3 * seconds["plain"], arguments.matrices, 1.0),
         ("to another process by file", 1e3 * seconds["through_file"], None, ratios["through_file"]),
         ("from another process by memory", 1e3 * seconds["through_memory"], None, ratios["through_memory"]),
     ]

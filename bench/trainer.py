@@ -115,27 +115,27 @@ def make_experience(
     )
 
 
-def ragged_experiences() -> list[Experience]:
-    """16 sequences of 128 to 896 tokens, evenly spread: 8192 tokens."""
+def ragged_experiences(count: int) -> list[Experience]:
+    """So many sequences of 128 to 896 tokens, evenly spread: 16 have 8192 tokens."""
     rng = np.random.default_rng(0)
-    lengths = rng.permutation(np.linspace(128, 896, 16).round().astype(int))
-    num_loss = int(lengths.sum()) - 16 * 32
+    lengths = rng.permutation(np.linspace(128, 896, count).round().astype(int))
+    num_loss = int(lengths.sum()) - count * 32
     return [
         make_experience(n, 0, rng.integers(5, VOCABULARY, length).tolist(), 32, 1 / num_loss, float(rng.normal()))
         for n, length in enumerate(lengths.tolist())
     ]
 
 
-def grouped_experiences() -> list[Experience]:
-    """16 groups x 8 rollouts: 110 tokens common to all, 40 to the group, 55 of their own."""
+def grouped_experiences(num_groups: int) -> list[Experience]:
+    """Groups of 8 rollouts: 110 tokens common to all, 40 to the group, 55 of their own."""
     rng = np.random.default_rng(0)
     system = rng.integers(5, VOCABULARY, 110).tolist()
-    experiences = []
-    for group in range(16):
+    experiences, weight = [], 1 / (8 * num_groups * 35)
+    for group in range(num_groups):
         prompt = system + rng.integers(5, VOCABULARY, 40).tolist()
         for number in range(8):
             ids = prompt + rng.integers(5, VOCABULARY, 55).tolist()
-            experiences.append(make_experience(group, number, ids, 170, 1 / (128 * 35), float(rng.normal())))
+            experiences.append(make_experience(group, number, ids, 170, weight, float(rng.normal())))
     return experiences
 
 
@@ -215,16 +215,17 @@ def main() -> int:
     """Measure, print, write `bench/out/trainer.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--sequences", type=int, default=16, help="of the packed work, and groups of the other")
     parser.add_argument("--matmul", choices=("highest", "medium"), default="highest")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     torch.set_float32_matmul_precision(arguments.matmul)
     measured: dict[str, tuple[float, float]] = {}
-    ragged, model = ragged_experiences(), make_model(256, 6, 8)
+    ragged, model = ragged_experiences(arguments.sequences), make_model(256, 6, 8)
     for name, dtype in (("packed_fp32", torch.float32), ("packed_bf16", torch.bfloat16)):
         ours = packed_side(copy.deepcopy(model), ragged, dtype)
         measured[name] = compare(ours, padded_side(copy.deepcopy(model), ragged, dtype), arguments.repeats)
-    grouped, small = grouped_experiences(), make_model(192, 4, 6)
+    grouped, small = grouped_experiences(arguments.sequences), make_model(192, 4, 6)
     shared, apart = pack(grouped, 8192), pack(grouped, 8192, min_shared_tokens=1 << 30)
     measured["common_prompt"] = compare(
         sharing_side(copy.deepcopy(small), shared), sharing_side(copy.deepcopy(small), apart), arguments.repeats
@@ -235,8 +236,8 @@ def main() -> int:
         padded_side(copy.deepcopy(hybrid), grouped, torch.float32),
         arguments.repeats,
     )
-    num_grouped = sum(len(e.ids_T) for e in grouped)
-    tokens = {"packed_fp32": 8192, "packed_bf16": 8192, "common_prompt": num_grouped, "hybrid": num_grouped}
+    num_ragged, num_grouped = (sum(len(e.ids_T) for e in work) for work in (ragged, grouped))
+    tokens = {"packed_fp32": num_ragged, "packed_bf16": num_ragged, "common_prompt": num_grouped, "hybrid": num_grouped}
     rows = [(name, tokens[name] / b, tokens[name] / a, b / a) for name, (a, b) in measured.items()]
     ratios = {name: b / a for name, (a, b) in measured.items()}
     ratios["packed"] = ratios.pop("packed_fp32")

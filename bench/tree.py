@@ -34,12 +34,12 @@ from sharpen.trainer.packing import Pack, pack
 from sharpen.types import Call, CallStatus, Experience, Group, Outcome, Rollout, Sampling, Task
 
 TARGETS = {"computed_tokens": 7.0, "sharing": 0.9, "step_time": 4.0}
-GROUPS, ROLLOUTS, CALLS = 2, 8, 10
+GROUPS, ROLLOUTS = 2, 8
 SYSTEM, QUESTION, ANSWER, RESULT = 200, 40, 30, 40
 VOCABULARY, BUDGET = 512, 8192
 
 
-def make_groups(*, merged: bool) -> list[Group]:
+def make_groups(num_calls: int, *, merged: bool) -> list[Group]:
     """The rollouts; without `merged` no call knows its parent, so that each becomes a sample of its own."""
     rng = np.random.default_rng(0)
 
@@ -53,7 +53,7 @@ def make_groups(*, merged: bool) -> list[Group]:
         rollouts = []
         for index in range(ROLLOUTS):
             history, calls = list(prompt), []
-            for turn in range(CALLS):
+            for turn in range(num_calls):
                 sampled = ids(ANSWER)
                 calls.append(make_call(turn, history, sampled, merged=merged))
                 history += sampled + ids(RESULT)
@@ -95,9 +95,10 @@ def make_rollout(group_id: str, index: int, calls: list[Call], reward: float) ->
     )
 
 
-def experiences(*, merged: bool) -> tuple[Experience, ...]:
+def experiences(num_calls: int, *, merged: bool) -> tuple[Experience, ...]:
     """The update's sequences with advantages and weights."""
-    return make_batch(make_groups(merged=merged), resolve("grpo", LossConfig(kl="none"), ROLLOUTS)).experiences
+    groups = make_groups(num_calls, merged=merged)
+    return make_batch(groups, resolve("grpo", LossConfig(kl="none"), ROLLOUTS)).experiences
 
 
 def told_apart(sequences: tuple[Experience, ...]) -> list[Experience]:
@@ -131,10 +132,11 @@ def main() -> int:
     """Measure, print, write `bench/out/tree.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=10, help="of a rollout")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
-    single = experiences(merged=False)
-    tree, apart = pack(experiences(merged=True), BUDGET), pack(told_apart(single), BUDGET)
+    single, merged = (experiences(arguments.calls, merged=merged) for merged in (False, True))
+    tree, apart = pack(merged, BUDGET), pack(told_apart(single), BUDGET)
     model = make_model(256, 6, 8)
     ours, other = compare(
         sharing_side(copy.deepcopy(model), tree), sharing_side(copy.deepcopy(model), apart), arguments.repeats

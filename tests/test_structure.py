@@ -76,7 +76,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "diagnose",
     },
     "several": {"monitor"},
-    "view": {"monitor", "rollout", "experience", "diagnose", "transcript"},
+    "view": {"monitor", "rollout", "experience", "certificate", "diagnose", "transcript"},
     "report": {"families", "monitor", "experience", "rollout", "trainer", "transcript", "view"},
     "rescore": {"rollout", "transcript"},
     "trials": {"monitor", "rollout"},
@@ -117,6 +117,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "plan",
         "certificate",
         "diagnose",
+        "decide",
         "run",
         "serve",
         "record",
@@ -207,19 +208,15 @@ def test_functions_are_short():
 
 
 def test_import_is_light():
-    """`import sharpen` loads neither torch nor transformers nor pydantic, and is fast (median of five, in its own
-    process; of processor time, which says the same on a loaded machine).
-    """
+    """`import sharpen` loads neither torch nor transformers nor pydantic, and few modules at all (30; pydantic alone
+    would be over a hundred), so that it takes far less than 0.2 s: counted, since seconds are the machine's."""
     code = (
-        "import time; t = time.process_time(); import sharpen; s = time.process_time() - t\n"
-        "import sys; heavy = {'torch', 'transformers', 'datasets', 'openai', 'pydantic', 'numpy'} & set(sys.modules)\n"
-        "assert not heavy, heavy\nprint(s)"
+        "import sys; before = set(sys.modules); import sharpen\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'openai', 'pydantic', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\nprint(*set(sys.modules) - before)"
     )
-    seconds = sorted(
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-        for _ in range(5)
-    )
-    assert seconds[2] <= 0.2, seconds
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert len(loaded) <= 60, sorted(loaded)
 
 
 def test_public_names_stay_what_they_are_whatever_is_imported_before():

@@ -50,7 +50,12 @@ def resolve_settings(arguments: argparse.Namespace) -> ResolvedConfig:
                 "save_interval_steps": runs.quarter(arguments.steps),
             },
             "loss": {"kl": "none"},
-            "trainer": {"beta1": recipe.betas[0], "beta2": recipe.betas[1], "weight_decay": 0.0, "keep_checkpoints": 4},
+            "trainer": {
+                "beta1": recipe.betas[0],
+                "beta2": recipe.betas[1],
+                "weight_decay": 0.0,
+                "keep_checkpoints": arguments.steps,  # all: the one after a quarter of the steps is asked for below
+            },
             "evaluation.hold_out": False,
             "check.enabled": False,
         }

@@ -48,7 +48,7 @@ def main() -> int:
         cache = Path(folder) / "cache"
         times: dict[str, list[float]] = {}
         with _server(run, cache) as (client, key):
-            index_s = _while_made(client, key, times)
+            index_s = _while_made(client, key, times, options.rollouts)
             for _ in range(options.repeats):
                 _look(client, key, times, options.rollouts)
         size_mb = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()) / 2**20
@@ -89,13 +89,13 @@ def _server(run: Path, cache: Path) -> Iterator[tuple[httpx.Client, str]]:
             process.terminate()
 
 
-def _while_made(client: httpx.Client, key: str, times: dict[str, list[float]]) -> float:
+def _while_made(client: httpx.Client, key: str, times: dict[str, list[float]], rollouts: int) -> float:
     """Open pages while the index is being made, and return how long that took."""
     started = time.perf_counter()
     while True:
         page = _timed(client, f"/run/{key}/rollouts?format=json", times, "rollouts, index being made").json()
         _timed(client, f"/run/{key}", times, "one run, index being made")
-        _timed(client, f"/run/{key}/rollout/t{page['index']['total'] // 2}", times, "a rollout, index being made")
+        _timed(client, f"/run/{key}/rollout/t{rollouts // 2}", times, "a rollout, index being made")
         if page["index"]["indexed"] >= page["index"]["total"]:
             return time.perf_counter() - started
         time.sleep(1.0)
@@ -107,7 +107,7 @@ def _look(client: httpx.Client, key: str, times: dict[str, list[float]], rollout
         ("runs", "/"),
         ("one run", f"/run/{key}"),
         ("tasks", f"/run/{key}/tasks?of=training"),
-        ("a step", f"/run/{key}/step/100"),
+        ("a step", f"/run/{key}/step/{min(100, -(-rollouts // (GROUP * BATCH)))}"),
         ("rollouts", f"/run/{key}/rollouts"),
         ("a rollout", f"/run/{key}/rollout/t{place}"),
         ("its tokens", f"/run/{key}/rollout/t{place}/tokens.json?call=1"),

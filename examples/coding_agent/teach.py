@@ -21,9 +21,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.starter.lessons import TEMPLATE
 from sharpen.types import Call
 
-TEMPLATE = Path(__file__).resolve().parents[1] / "quickstart" / "chat_template.jinja"
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEXT_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 # Words with their leading sign or space, one digit at a time, runs of signs, white space.

@@ -137,9 +137,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="GRPO on the quickstart's agent, on one page.")
     parser.add_argument("--model", default=str(QUICKSTART / "model"), help="folder of a model (default %(default)s)")
     parser.add_argument("--steps", type=int, default=12, help="(default %(default)s)")
+    parser.add_argument("--held-out", type=int, default=256, help="held-out tasks (default %(default)s)")
     parser.add_argument("--out", type=Path, help="folder for the trained model (default: it is not kept)")
     arguments = parser.parse_args()
-    trainer = train(arguments.model, arguments.steps)
+    trainer = train(arguments.model, arguments.steps, num_held_out=arguments.held_out)
     if arguments.out is not None:
         trainer.save(arguments.out, {})
 

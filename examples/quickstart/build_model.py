@@ -17,7 +17,6 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,9 @@ from agent import SYSTEM, TOOLS
 from problems import Problem, splits, stream
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from sharpen.starter import lessons
+from sharpen.starter.lessons import TEMPLATE, Lesson, collate
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent / "bench"))
@@ -48,16 +50,8 @@ SKILL_PART = 0.6
 BATCH, PEAK_LR, WARMUP = 32, 2e-3, 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """Token ids of one conversation, and which of them the model is to say."""
-
-    ids: list[int]
-    said: list[bool]
-
-
 def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with single digits, in Qwen's manner; its chat template is `chat_template.jinja`."""
+    """A byte-level BPE with single digits, in Qwen's manner; its chat template is the starter's."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -83,7 +77,7 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.chat_template = (HERE / "chat_template.jinja").read_text(encoding="utf-8")
+    tokenizer.chat_template = TEMPLATE.read_text(encoding="utf-8")
     return tokenizer
 
 
@@ -113,39 +107,9 @@ def conversation(rng: random.Random, problem: Problem, shares: dict[str, tuple[i
     ]
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]]) -> Trace:
-    """A conversation as ids, cut where a server would cut it: prompt, sampled turn, rest, sampled turn."""
-
-    def render(upto: int, prompt: bool) -> str:
-        text = tokenizer.apply_chat_template(messages[:upto], tools=TOOLS, tokenize=False, add_generation_prompt=prompt)
-        assert isinstance(text, str)
-        return text
-
-    ids: list[int] = []
-    said: list[bool] = []
-    rendered = ""
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        for text, is_said in ((render(index, True), False), (render(index + 1, False).removesuffix("\n"), True)):
-            assert text.startswith(rendered), "the chat template is not prefix-preserving"
-            piece = tokenizer.encode(text.removeprefix(rendered), add_special_tokens=False)
-            ids += piece
-            said += [is_said] * len(piece)
-            rendered = text
-    return Trace(ids=ids, said=said)
-
-
-def collate(traces: Sequence[Trace], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and targets [B, T], padded on the right; a target is -100 where nothing is said."""
-    width = max(len(trace.ids) for trace in traces)
-    ids_BT = torch.full((len(traces), width), pad)
-    targets_BT = torch.full((len(traces), width), -100)
-    for row, trace in enumerate(traces):
-        ids_BT[row, : len(trace.ids)] = torch.tensor(trace.ids)
-        said = [token if is_said else -100 for token, is_said in zip(trace.ids, trace.said, strict=True)]
-        targets_BT[row, : len(said) - 1] = torch.tensor(said[1:])
-    return ids_BT, targets_BT
+def encode(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]]) -> Lesson:
+    """A conversation of the agent as ids, with the marks of what the model says."""
+    return lessons.encode(tokenizer, messages, TOOLS)
 
 
 def num_common(sequences: Sequence[list[int]]) -> int:
@@ -161,7 +125,7 @@ def learning_rate(step: int, num_steps: int) -> float:
     return PEAK_LR * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - WARMUP) / (num_steps - WARMUP))))
 
 
-def teach(model: Qwen3ForCausalLM, traces: Sequence[Trace], pad: int, num_steps: int) -> None:
+def teach(model: Qwen3ForCausalLM, traces: Sequence[Lesson], pad: int, num_steps: int) -> None:
     """SFT: each trace once, `BATCH` a step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.01)
     model.train()

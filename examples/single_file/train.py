@@ -61,7 +61,7 @@ def main(model_path: str | None = None, steps: int = 30) -> TuneResult:
             algorithm_type="multi_step_grpo",
             group_size=8,  # rollouts of one task, which are compared with each other
             batch_size=8,  # tasks of one step
-            learning_rate=1e-3,  # 1e-6 for a model of billions of parameters
+            learning_rate=3e-4,  # 1e-6 for a model of billions of parameters
         ),
         experiment_name="single_file",
     )

@@ -54,6 +54,22 @@ def decide(config: RunConfig, workflow: Function | None, judge: Function | None)
     return decide_rollouts(config, workflow, judge)
 
 
+def check_before(config: RunConfig, workflow: Any = None, judge: Function | None = None) -> None:
+    """Raise the problems of the settings, of functions that are there already, and of paths that do not exist, at once:
+    before torch is imported, and before anything is said of a run that will not be."""
+    problems = Problems()
+    problems.check(imported_line)
+    problems.check(_check_functions, workflow, None)
+    problems.check(_check_functions, None, judge)
+    if learns_from_rows(config):
+        problems.check(_check_evaluation_of_rows, config, workflow, judge, config.algorithm.algorithm_type)
+    _recipe(problems, config)
+    problems.check(check_auxiliary_models, config)
+    problems.check(check_model_path, config.model.model_path)
+    _check_datasets(problems, config)
+    problems.raise_found()
+
+
 def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) -> Job[RolloutRecipe]:
     """Return the job of a run that learns from rollouts. `workflow` may be any object, and is checked."""
     problems = Problems()
@@ -281,7 +297,12 @@ def _check_machine(problems: Problems, config: RunConfig, *, serves: bool, has_t
     problems.check(check_trainer, config)
     problems.check(check_model_path, config.model.model_path)
     problems.check(check_formats, config.model)
+    if has_tasks:
+        _check_datasets(problems, config)
+
+
+def _check_datasets(problems: Problems, config: RunConfig) -> None:
     datasets = (config.train_dataset, config.eval_dataset, *config.evaluation.further.values())
-    for dataset in datasets if has_tasks and config.mode != "train" else ():  # the tasks are the explorer's
+    for dataset in datasets if config.mode != "train" else ():  # the tasks are the explorer's
         if dataset is not None:
             problems.check(check_path, dataset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import os
 import re
@@ -170,3 +171,19 @@ def partial_of(path: Path) -> Path:
     """Return a name beside a file under which it is written first; no other writer has the same."""
     path = path.resolve()
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_PARTIAL}")
+
+
+def near_path(path: str | Path) -> str:
+    """Return `; did you mean 'data/train.jsonl'?` for a path that is not there, if its folder has a name like its own;
+    else an empty text. The first folder of the path that is not there is the one that is looked for."""
+    missing = Path(path).expanduser()
+    while missing.parent != missing and not missing.parent.is_dir():
+        missing = missing.parent
+    try:
+        names = os.listdir(missing.parent)
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(missing.name, names, n=1)
+    if not near or missing.exists():
+        return ""
+    return f"; did you mean {str(missing.parent / near[0])!r}?"

@@ -128,6 +128,10 @@ def run_config(
     from sharpen.run.panel import open_display
 
     open_missing_streams()
+    if display is None:
+        from sharpen.decide import check_before
+
+        check_before(resolved.config, workflow, judge)
     with closing(display or open_display(resolved)) as display:
         from sharpen.run.assembly import open_loop
         from sharpen.run.check import check_first

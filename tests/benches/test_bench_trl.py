@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("agent", "plain", "report", "compare", "evaluate", "picture", "runs")
+MODULES = ("agent", "plain", "report", "compare", "evaluate", "ours", "picture", "runs")
 
 
 @pytest.fixture
@@ -18,10 +18,11 @@ def bench(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "bench" / "trl"))
     import compare
     import evaluate
+    import ours
     import picture
     import runs
 
-    yield SimpleNamespace(compare=compare, evaluate=evaluate, picture=picture, runs=runs)
+    yield SimpleNamespace(compare=compare, evaluate=evaluate, ours=ours, picture=picture, runs=runs)
     for name in MODULES:
         del sys.modules[name]
 
@@ -114,6 +115,16 @@ def test_the_picture_is_drawn(bench, tmp_path):
     trl, ours = ([make_run(bench, side, step_s=step_s)] for side, step_s in (("trl", 6.0), ("sharpen", 1.5)))
     bench.picture.draw(trl, ours, tmp_path / "images" / "trl.png")
     assert (tmp_path / "images" / "trl.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("steps", [1, 3, 6, 7, 9, 11, 40])
+def test_no_model_that_is_judged_was_pruned(bench, tmp_path, steps):
+    """Red with four checkpoints kept: of 6 steps, whose quarter is one, the first was gone when it was asked for."""
+    arguments = SimpleNamespace(out=tmp_path, seed=0, steps=steps)
+    config = bench.ours.resolve_settings(arguments).config
+    interval = config.algorithm.save_interval_steps
+    saved = [step for step in range(1, steps + 1) if step % interval == 0 or step == steps]
+    assert {bench.runs.quarter(steps), steps} <= set(saved[-config.trainer.keep_checkpoints :])
 
 
 class ScriptedModel:

@@ -25,7 +25,7 @@ from sharpen.types import Experience
 
 STEP = 2
 SETTINGS = {
-    "trainer.keep_checkpoints": 10,
+    "trainer.keep_checkpoints": 100,
     "trainer.max_grad_norm": 0.2,  # below the norms of this model: each update is clipped
     "trainer.weight_decay": 0.1,
     "evaluation.before_and_after": False,
@@ -46,14 +46,23 @@ async def two_calls(task, model):
     return WorkflowOutput(reward=text.count("e") / 12)
 
 
-def make_run(folder: Path, model: Path, dataset: Path, algorithm: str = "grpo", **settings: Any) -> Path:
-    """Train two steps of two tasks, with a checkpoint after each."""
+def make_run(
+    folder: Path,
+    model: Path,
+    dataset: Path,
+    algorithm: str = "grpo",
+    *,
+    steps: int = STEP,
+    rate: float = 1e-2,
+    **settings: Any,
+) -> Path:
+    """Train steps of two tasks, with a checkpoint after each."""
     result = tune(
         workflow_func=two_calls,
-        train_dataset=DatasetConfig(path=str(dataset), split="train", total_steps=STEP),
+        train_dataset=DatasetConfig(path=str(dataset), split="train", total_steps=steps),
         model=TunerModelConfig(model_path=str(model), max_model_len=256, max_tokens=8),
         algorithm=AlgorithmConfig(
-            algorithm_type=algorithm, group_size=4, batch_size=2, learning_rate=1e-2, save_interval_steps=1
+            algorithm_type=algorithm, group_size=4, batch_size=2, learning_rate=rate, save_interval_steps=1
         ),
         settings={"checkpoint_root_dir": str(folder), **SETTINGS, **settings},
     )

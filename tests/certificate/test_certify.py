@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from faulty_update import two_calls
 from safetensors.torch import load_file, save_file
 
-from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 from sharpen.certificate.certify import certify, read_resolved
 from sharpen.certificate.retrain import retrain
 from sharpen.cli.main import main
@@ -21,18 +22,6 @@ from sharpen.experience.evidence import read_delivery
 from sharpen.experience.reading import open_journal, read_groups, read_steps
 from sharpen.trainer.checkpoint import pointed
 from sharpen.trainer.checksums import CHECKSUMS, write_checksums
-
-
-async def two_calls(task, model):
-    """Two calls, the second after the first one's answer; the reward is the share of the letter 'e'."""
-    messages = [{"role": "user", "content": task["question"]}]
-    text = ""
-    for _ in range(2):
-        reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=6)
-        said = reply.choices[0].message.content or ""
-        text += said
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
-    return WorkflowOutput(reward=text.count("e") / 12)
 
 
 @pytest.fixture(scope="module")

@@ -139,8 +139,7 @@ def test_bad_input_is_exit_code_2_and_one_line_on_stderr(name, tmp_path: Path, c
     if name == "init":  # writes none of the files that are there
         (tmp_path / "nowhere").mkdir()
         (tmp_path / "nowhere" / "run.yaml").touch()
-    takes_config = any(action.required for action in commands.choices[name]._actions if action.dest == "config")
-    argv = ["--config", "nowhere.yaml"] if takes_config or name == "plan" else ["nowhere"]
+    argv = ["--config", "nowhere.yaml"] if commands.choices[name].get_default("takes_default") else ["nowhere"]
     further = {"record": ["--upstream", "nowhere"], "export": ["nowhere", "--for", "sft", "--to", "x"]}
     further["seeds"], further["sweep"] = [*argv, "--seeds", "0"], [*argv, "--vary", "seed=0,1"]
     further["rescore"] = ["nowhere", "--judge", "judge.py:judge"]

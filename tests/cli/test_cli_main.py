@@ -83,7 +83,7 @@ def test_no_arguments_print_help_and_are_bad_input(capsys):
     "argv",
     [
         ["train"],
-        ["run"],
+        ["run", "--config"],
         ["check", "--config", "run.yaml", "--tasks", "0"],
         ["eval", "--config", "run.yaml", "--model", "m", "--base-url", "u"],
     ],

@@ -102,7 +102,7 @@ def test_as_json(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
         (["--gpu", "L4", "--prompt-tokens", "600"], "model.max_model_len (512)"),
         (["--gpu", "L4", "--set", "model.model_path=nothing/here/at/all"], "config.json cannot be read"),
         (["--gpu", "L4", "--set", "algorithm.algorithm_type=on_policy_distill"], "distill.teacher_path"),
-        (["--gpu", "L4", "--like", "nowhere"], "'nowhere' is no directory"),
+        (["--gpu", "L4", "--like", "nowhere"], "no directory"),  # and no run, of none or of some here
         (["--gpu", "L4", "--like", "."], "no trained step"),
         (["--gpu", "L4", "--like", "nowhere", "--prompt-tokens", "5"], "--like cannot be combined"),
     ],

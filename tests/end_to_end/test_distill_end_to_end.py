@@ -94,7 +94,7 @@ def test_a_workflow_without_rewards_is_distilled(tmp_path, toy_model_dir, teache
     assert all(rollout.reward is None for rollout in rollouts)
     assert 0 < len(ended_well) < len(rollouts)
     assert {call.rollout_id for call in read_trained(result.run_dir / "run.db")} == {
-        id_ for id_ in ended_well if id_.startswith("step-")
+        id_ for id_ in ended_well if id_.startswith("step_")
     }
     certificate = certify(result.run_dir)
     assert certificate.holds, certificate.problems
@@ -107,7 +107,7 @@ def test_a_workflow_without_rewards_is_distilled(tmp_path, toy_model_dir, teache
     assert (result.run_dir / "reward_curve.png").exists()
     parser, out = argparse.ArgumentParser(), io.StringIO()
     add_show(parser)
-    (one, *_) = (id_ for id_ in sorted(ended_well) if id_.startswith("step-"))
+    (one, *_) = (id_ for id_ in sorted(ended_well) if id_.startswith("step_"))
     run_show(parser.parse_args([str(result.run_dir), "--rollout", one]), out)
     shown = " ".join(out.getvalue().split())
     assert "reward none" in shown

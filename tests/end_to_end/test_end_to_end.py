@@ -68,7 +68,7 @@ def test_reward_rises_and_everything_is_left_in_the_run_directory(tmp_path, toy_
 
 
 def what_the_agent_did_is_kept(run_dir, capsys):
-    """Both evaluations, in a file of their own: `run.db`, and so the certificate, has none of it."""
+    """The check and both evaluations, in a file of their own: `run.db`, and so the certificate, has none of it."""
     kept = [group.id for group in read_groups(run_dir / "evaluations.db")]
     expected = [
         f"{when}/held-out/{mode}/test/{task}"
@@ -76,9 +76,11 @@ def what_the_agent_did_is_kept(run_dir, capsys):
         for mode in ("greedy", "sampled")
         for task in range(10)
     ]
-    assert kept == expected
+    checked = [id_ for id_ in kept if id_.startswith("check/")]
+    assert kept == [*checked, *expected]
+    assert len(checked) == 4
     assert all(group.rollouts[0].calls for group in read_groups(run_dir / "evaluations.db"))
-    assert {group.id.split("/")[0] for group in read_groups(run_dir / "run.db")} == {f"step-{n}" for n in range(12)}
+    assert {group.id.split("/")[0] for group in read_groups(run_dir / "run.db")} == {f"step_{n}" for n in range(1, 13)}
     assert certify(run_dir, logprobs=False).holds
     for mode in ("sampled", "greedy"):
         assert main(["show", str(run_dir), "--task", "3", "--mode", mode]) == 0

@@ -72,8 +72,8 @@ def test_what_operators_leave_is_trained_and_certified(
     )
     assert "5 of 36 training tasks are left" in capsys.readouterr().out
     groups = list(read_groups(found.run_dir / "run.db"))
-    assert len({group.task.id for group in groups if group.id.startswith("step-")}) <= 5
-    steps = [group for group in groups if group.id.startswith("step-")]
+    assert len({group.task.id for group in groups if group.id.startswith("step_")}) <= 5
+    steps = [group for group in groups if group.id.startswith("step_")]
     assert {rollout.outcome for group in steps for rollout in group.rollouts if rollout.index == 3} == {
         Outcome.FILTERED
     }

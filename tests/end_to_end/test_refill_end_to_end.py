@@ -13,6 +13,7 @@ from sharpen.certificate.certify import certify
 from sharpen.experience.reading import read_group_ids, read_groups, read_groups_at, read_steps
 from sharpen.tasks.order import TaskOrder
 from sharpen.trainer.checkpoint import load, pointed
+from sharpen.types import step_of_group
 
 BATCH_SIZE = 4
 NUM_TASKS = 40
@@ -56,9 +57,7 @@ def run(folder: Path, model: Path, dataset: Path, *, steps: int, algorithm: str 
 def last_groups(run_dir: Path) -> dict[int, list[str]]:
     """The ids of each step's groups as they were last rolled out, in order."""
     found: dict[int, list[str]] = {}
-    for step, ids in itertools.groupby(
-        (id_ for _, id_ in read_group_ids(run_dir / "run.db")), lambda id_: int(re.match(r"step-(\d+)/", id_)[1]) + 1
-    ):
+    for step, ids in itertools.groupby((id_ for _, id_ in read_group_ids(run_dir / "run.db")), step_of_group):
         ids = list(ids)
         start = max(i for i, id_ in enumerate(ids) if id_ == ids[0])
         found[step] = ids[start:]

@@ -323,7 +323,7 @@ def test_flush_never_waits_for_a_writer_that_is_gone(end: str, tmp_path: Path) -
 
     waiting = threading.Thread(target=flush, daemon=True)
     waiting.start()
-    waiting.join(20.0)
+    waiting.join(120.0)
     assert not waiting.is_alive()
     assert "could not be written" in str(found[0])
     with pytest.raises(JournalError, match="could not be written"):

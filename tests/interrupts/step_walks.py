@@ -32,6 +32,7 @@ from sharpen.run.loop import Loop
 from sharpen.run.progress import Progress
 from sharpen.tasks.selection import make_order
 from sharpen.trainer.checkpoint import load, point, pointed
+from sharpen.types import step_of_group
 
 STEPS, BATCH_SIZE, GROUP_SIZE = 3, 4, 4
 ROOT = Path(sharpen.__file__).parent
@@ -107,7 +108,7 @@ class Again:
         self._groups, self._orders, self._done = groups, orders, done
 
     def gather(self, trainer: Any) -> StepRollouts:
-        groups = tuple(group for group in self._groups if group.id.startswith(f"step-{self._done}/"))
+        groups = tuple(group for group in self._groups if step_of_group(group.id) == self._done + 1)
         self._done += 1
         size = len(groups)
         return StepRollouts(groups=groups, batch_size=size, usable=size, refill_rounds=0, seconds=0.1, refill_s=0.0)

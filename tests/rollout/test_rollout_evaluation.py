@@ -81,7 +81,10 @@ def test_tasks_that_a_time_limit_ended_are_kept_apart(make_runner: MakeRunner, s
         return 1.0
 
     tasks = [{"kind": kind} for kind in ("fine", "hangs", "raises")]
-    found, _ = evaluate(make_runner(slow, timeout_s=0.2), serving, *tasks)
+    for timeout_s in (0.2, 2.0, 20.0):  # a loaded machine may need longer for what does not hang
+        found, _ = evaluate(make_runner(slow, timeout_s=timeout_s), serving, *tasks)
+        if found.sampled["train/0"] == 1.0 and "train/0" not in found.out_of_time["greedy"]:
+            break
     assert found.sampled == {"train/0": 1.0, "train/1": 0.0, "train/2": 0.0}
     assert found.out_of_time == {"greedy": ["train/1"], "sampled": ["train/1"]}
     assert evaluation_from_json(evaluation_to_json(found)) == found

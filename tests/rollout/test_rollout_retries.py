@@ -336,8 +336,11 @@ def test_trap_33_an_evaluation_repeats_nothing_that_the_model_may_have_caused(
 
     kinds = {"before": 2, "after": 0, "down": 2, "hangs": 0, "judge": 0, "judge down": 2}
     tasks = [make_task(n, kind=kind) for n, kind in enumerate(kinds)]
-    runner = make_runner(workflow, judge, group_size=1, timeout_s=0.3)
-    groups = runner.run(tasks, group_ids=[task.id for task in tasks], evaluation=True)
+    for timeout_s in (0.3, 3.0, 30.0):  # a loaded machine may need longer for what does not hang
+        runner = make_runner(workflow, judge, group_size=1, timeout_s=timeout_s)
+        groups = runner.run(tasks, group_ids=[task.id for task in tasks], evaluation=True)
+        if [group.rollouts[0].outcome for group in groups].count(Outcome.TIMEOUT) == 1:
+            break
     assert [len(group.attempts) for group in groups] == list(kinds.values())
     assert [group.rollouts[0].num_answers for group in groups] == [0, 1, 1, 1, 1, 1]
     assert all(group.rollouts[0].calls == () for group in groups)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 import threading
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,9 @@ from sharpen.rollout.in_process import InProcess
 from sharpen.rollout.runner import RolloutRunner, noise_seed
 from sharpen.rollout.user_loop import BlockTimer, Run, UserLoop
 from sharpen.types import Outcome, Rollout
+
+LIMITS_S = (1.0, 10.0, 60.0)
+"""Time limits of rollouts: where a loaded machine lets one pass too early, a longer one is tried."""
 
 
 async def right(task: Any, model: Any) -> float:
@@ -98,30 +103,38 @@ def test_a_workflow_that_never_returns_ends_at_its_time_limit(make_runner: MakeR
             await asyncio.Event().wait()
         return 1.0
 
-    runner = make_runner(workflow, timeout_s=0.4, max_attempts=2, group_size=1)
-    hung, fine = runner.run([make_task(n, index=n) for n in range(2)], group_ids=["a", "b"])
+    for timeout_s in LIMITS_S:
+        runner = make_runner(workflow, timeout_s=timeout_s, max_attempts=2, group_size=1)
+        hung, fine = runner.run([make_task(n, index=n) for n in range(2)], group_ids=["a", "b"])
+        if fine.rollouts[0].outcome == Outcome.OK:
+            break
     assert (hung.rollouts[0].outcome, hung.rollouts[0].reward) == (Outcome.TIMEOUT, None)
-    assert "time limit of 0.4 s" in str(hung.rollouts[0].error)
+    assert f"time limit of {timeout_s:g} s" in str(hung.rollouts[0].error)
     assert "test_rollout_runner.py" in str(hung.rollouts[0].error)
     assert len(hung.rollouts[0].calls) == 1
     assert len(hung.attempts) == 1
     assert fine.rollouts[0].outcome == Outcome.OK
-    assert 0.4 <= hung.rollouts[0].seconds < 20
+    assert timeout_s <= hung.rollouts[0].seconds < timeout_s + 120
 
 
 def test_the_time_limit_includes_the_judge_and_starts_with_the_attempt(make_runner: MakeRunner) -> None:
     async def workflow(task: Any, model: Any) -> float:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(timeout_s / 10)
         return 1.0
 
     async def slow_judge(task: Any, response: Any) -> float:
-        await asyncio.sleep(5)
+        await asyncio.sleep(600)
         return 1.0
 
     # Twelve rollouts one after another take longer than the limit, none alone does.
-    group = make_runner(workflow, timeout_s=1.0, max_concurrent_rollouts=1).submit(make_task(), "g", 0, 12).result()
+    for timeout_s in LIMITS_S:
+        runner = make_runner(workflow, timeout_s=timeout_s, max_concurrent_rollouts=1)
+        group = runner.submit(make_task(), "g", 0, 12).result()
+        if group.rollouts[-1].outcome == Outcome.OK and not group.attempts:
+            break
     assert [rollout.outcome for rollout in group.rollouts] == [Outcome.OK] * 12
-    group = make_runner(workflow, slow_judge, timeout_s=0.3, max_attempts=1).submit(make_task(), "g", 0).result()
+    timeout_s = 0.3
+    group = make_runner(workflow, slow_judge, timeout_s=timeout_s, max_attempts=1).submit(make_task(), "g", 0).result()
     assert [rollout.outcome for rollout in group.rollouts] == [Outcome.TIMEOUT] * 2
 
 
@@ -167,9 +180,12 @@ def test_code_that_blocks_the_loop_is_named_and_the_others_continue(
         await asyncio.sleep(0.05)
         return 1.0
 
-    runner = make_runner(workflow, timeout_s=1.0, max_attempts=2, group_size=1)
-    with caplog.at_level(logging.WARNING, "sharpen.rollout"):
-        groups = runner.run([make_task(n, index=n) for n in range(4)], group_ids=list("abcd"))
+    for timeout_s in LIMITS_S:
+        runner = make_runner(workflow, timeout_s=timeout_s, max_attempts=2, group_size=1)
+        with caplog.at_level(logging.WARNING, "sharpen.rollout"):
+            groups = runner.run([make_task(n, index=n) for n in range(4)], group_ids=list("abcd"))
+        if all(groups[n].rollouts[0].outcome == Outcome.OK for n in (0, 2, 3)):
+            break
     culprit = groups[1].rollouts[0]
     assert (culprit.outcome, culprit.reward) == (Outcome.BLOCKED_LOOP, None)
     line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "# blocks the event" in text)
@@ -191,7 +207,7 @@ def test_a_short_block_is_warned_of_once_for_each_place(
 
     async def workflow(task: Any, model: Any) -> float:
         first = not caplog.records
-        for _ in range(300 if first else 28):
+        for _ in range(3000 if first else 28):
             time.sleep(0.05)
             if first and caplog.records:
                 break
@@ -225,8 +241,10 @@ def test_a_first_import_is_not_taken_for_the_users_own_blocking(
 ) -> None:
     """Red on the code before: 'blocks the event loop. Use an async call', of a line that imports."""
     (tmp_path / "slow_to_import.py").write_text("import slow_within\n")
-    (tmp_path / "slow_within.py").write_text("import time\nfor _ in range(28):\n    time.sleep(0.05)\n")
+    text = "import time\nimport said\nfor _ in range(3000):\n    if not said.records:\n        time.sleep(0.05)\n"
+    (tmp_path / "slow_within.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "said", SimpleNamespace(records=caplog.records))
 
     async def workflow(task: Any, model: Any) -> float:
         import slow_to_import  # type: ignore[import-not-found]

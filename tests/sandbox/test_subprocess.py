@@ -26,6 +26,8 @@ from sharpen.sandbox.local import Subprocess, _death_of, namespace
 
 STUBBORN = Path(__file__).with_name("stubborn.py")
 NAMES = {"child", "session", "orphan", "forking"}
+PATIENCE_S = 120.0
+"""What takes longer has not happened; on a loaded machine a new process takes seconds."""
 
 
 class InSandbox(Commands):
@@ -64,7 +66,7 @@ def run(commands: Commands, request: Request) -> CommandResult:
 
 def wait_for(folder: Path) -> None:
     """Wait until all stubborn processes live."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + PATIENCE_S
     while {path.name for path in folder.glob("[!.]*")} != NAMES:
         assert time.monotonic() < until, sorted(folder.iterdir())
         time.sleep(0.01)
@@ -83,12 +85,15 @@ def somebody_lives(folder: Path) -> bool:
 def nobody_lives(folder: Path) -> bool:
     """Whether all of them have started, and have ended within a moment."""
     wait_for(folder)
-    until = time.monotonic() + 10
-    while somebody_lives(folder):
-        if time.monotonic() > until:
-            return False
+    return all_ended(folder)
+
+
+def all_ended(folder: Path) -> bool:
+    """Whether all who held the lock have ended within a moment: they would live for ten minutes."""
+    until = time.monotonic() + PATIENCE_S
+    while somebody_lives(folder) and time.monotonic() < until:
         time.sleep(0.01)
-    return True
+    return not somebody_lives(folder)
 
 
 def test_result_of_a_command(commands: Commands, tmp_path: Path) -> None:
@@ -97,10 +102,11 @@ def test_result_of_a_command(commands: Commands, tmp_path: Path) -> None:
     (tmp_path / "edited").write_text("before")
     (tmp_path / "gone").write_text("x")
     text = "echo out; echo err >&2; cat given; printf after > edited; rm gone; echo new > sub/new; exit 3"
+    began = time.monotonic()
     result = run(commands, shell(text, folder=tmp_path, files={"given": "text\n", "deep/er": b"\xff"}))
     assert (result.exit_code, result.stdout, result.stderr) == (3, "out\ntext\n", "err\n")
     assert (result.ended_by, result.timed_out) == ("", False)
-    assert 0 < result.seconds < 10
+    assert 0 < result.seconds < time.monotonic() - began
     assert (result.created, result.modified, result.deleted) == (("sub/new",), ("edited",), ("gone",))
     assert result.read_text("edited") == "after"
     assert result.read_bytes("deep/er") == b"\xff"
@@ -140,7 +146,7 @@ def test_folders_last_until_the_end_of_the_rollout(commands: Commands) -> None:
     kept = run(commands, shell("echo a > a", keep=True))
     assert result.read_text("a") == "a\n"
     commands.remove()
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE_S
     while result.folder.parent.exists() and time.monotonic() < until:
         time.sleep(0.01)
     assert not result.folder.parent.exists()
@@ -171,24 +177,30 @@ def test_output_is_kept_head_and_tail(commands: Commands) -> None:
 
 
 def test_time_limit(commands: Commands, tmp_path: Path) -> None:
-    result = run(commands, Request(arguments=[sys.executable, STUBBORN, tmp_path, "60"], timeout_s=2.0))
-    assert (result.timed_out, result.ended_by, result.exit_code) == (True, "time", -signal.SIGKILL)
-    assert 2 <= result.seconds < 10
+    """On a loaded machine the limit may pass before all have begun: then a longer one is tried."""
+    for timeout_s in (2.0, 20.0, 200.0):
+        folder = tmp_path / f"{timeout_s:g}"
+        folder.mkdir()
+        result = run(commands, Request(arguments=[sys.executable, STUBBORN, folder, "600"], timeout_s=timeout_s))
+        assert (result.timed_out, result.ended_by, result.exit_code) == (True, "time", -signal.SIGKILL)
+        assert timeout_s <= result.seconds < timeout_s + PATIENCE_S
+        if "all are there" in result.stdout:
+            break
     assert "all are there" in result.stdout
-    assert nobody_lives(tmp_path)
+    assert nobody_lives(folder)
 
 
 def test_what_a_command_leaves_behind_ends_with_it(commands: Commands, tmp_path: Path) -> None:
     """Red without the subreaper: the orphans live on. Red when processes are killed one by one: `forking` gets away."""
     result = run(commands, Request(arguments=[sys.executable, STUBBORN, tmp_path, "0"]))
     assert (result.exit_code, result.ended_by) == (0, "")
-    assert result.seconds < 20
+    assert result.seconds < PATIENCE_S
     assert nobody_lives(tmp_path)
 
 
 def test_cancelling_ends_the_whole_tree(commands: Commands, tmp_path: Path) -> None:
     async def main() -> None:
-        task = asyncio.create_task(commands.run(Request(arguments=[sys.executable, STUBBORN, tmp_path, "60"])))
+        task = asyncio.create_task(commands.run(Request(arguments=[sys.executable, STUBBORN, tmp_path, "600"])))
         await asyncio.to_thread(wait_for, tmp_path)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -202,12 +214,12 @@ def test_cancelling_ends_the_whole_tree(commands: Commands, tmp_path: Path) -> N
 def test_the_end_of_the_rollout_ends_blocking_commands(commands: Commands, tmp_path: Path) -> None:
     """A thread cannot be cancelled: `stop` (which a session's `close` calls) ends its command."""
     results: list[CommandResult] = []
-    request = Request(arguments=[sys.executable, STUBBORN, tmp_path, "60"])
+    request = Request(arguments=[sys.executable, STUBBORN, tmp_path, "600"])
     thread = threading.Thread(target=lambda: results.append(commands.run_sync(request)))
     thread.start()
     wait_for(tmp_path)
     commands.stop()
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert results[0].ended_by == "the end of the rollout"
     assert nobody_lives(tmp_path)
 
@@ -216,7 +228,7 @@ TRAINER = """
 import asyncio, sys
 from sharpen.sandbox.commands import Commands, Request
 from sharpen.sandbox.local import Subprocess
-arguments = [sys.executable, {stubborn!r}, {folder!r}, "60"]
+arguments = [sys.executable, {stubborn!r}, {folder!r}, "600"]
 request = Request(arguments=arguments, sandbox=Subprocess(own_processes={own_processes}))
 asyncio.run(Commands(lambda host: {{}}).run(request))
 """
@@ -239,14 +251,14 @@ def test_the_death_of_the_trainer_ends_the_whole_tree(tmp_path: Path, forked: bo
     wait_for(folder)
     others = []
     if forked:
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE_S
         while not (others := _children(trainer.pid, "python")) and time.monotonic() < until:
             time.sleep(0.05)
     trainer.kill()
     trainer.wait()
     try:
         assert nobody_lives(folder)
-        until = time.monotonic() + 10
+        until = time.monotonic() + PATIENCE_S
         while list(place.iterdir()) and time.monotonic() < until:
             time.sleep(0.01)
         assert list(place.iterdir()) == [], "its folder is removed too"
@@ -274,13 +286,12 @@ def test_a_command_that_ends_its_keeper_is_an_error_of_the_sandbox(tmp_path: Pat
     code = (
         "import fcntl, os, time\n"
         f"held = open('{tmp_path}/.lives', 'w'); fcntl.flock(held, fcntl.LOCK_SH)\n"
-        "os.kill(os.getppid(), 9); time.sleep(60)"
+        "os.kill(os.getppid(), 9); time.sleep(600)"
     )
     rollout = InSandbox(Subprocess(own_processes=False))
     with pytest.raises(SandboxError, match="keeper"):
         run(rollout, python(code))
-    time.sleep(0.2)
-    assert not somebody_lives(tmp_path)
+    assert all_ended(tmp_path)
     rollout.remove()
 
 
@@ -310,13 +321,13 @@ def test_memory_of_one_process(commands: Commands) -> None:
 
 
 def test_memory_of_all_processes(commands: Commands) -> None:
-    code = "import os, time\nfor _ in range(3): os.fork()\na = bytearray(os.urandom(1 << 20) * 60); time.sleep(60)"
-    result = run(commands, python(code, memory_mb=200, timeout_s=50))
+    code = "import os, time\nfor _ in range(3): os.fork()\na = bytearray(os.urandom(1 << 20) * 60); time.sleep(600)"
+    result = run(commands, python(code, memory_mb=200, timeout_s=500))
     assert (result.ended_by, result.exit_code) == ("memory", -signal.SIGKILL)
 
 
 def test_number_of_processes(commands: Commands) -> None:
-    result = run(commands, shell("for i in 1 2 3 4 5 6 7 8; do sleep 60 & done; wait", max_processes=5, timeout_s=50))
+    result = run(commands, shell("for i in 1 2 3 4 5 6 7 8; do sleep 600 & done; wait", max_processes=5, timeout_s=500))
     assert result.ended_by == "processes"
     within = run(commands, shell("for i in 1 2 3; do sleep 1 & done; wait; echo done", max_processes=5))
     assert (within.stdout, within.ended_by) == ("done\n", "")

@@ -191,8 +191,8 @@ def test_the_end_waits_for_what_is_running_and_refuses_more(served):
     served.engine.hold()
     with ThreadPoolExecutor() as pool:
         running = pool.submit(served.openai.chat.completions.create, model="toy", messages=ASK)
-        assert served.engine.waiting.acquire(timeout=30)
-        ending = asyncio.run_coroutine_threadsafe(served.front.end(30.0), served.loop.loop)
+        assert served.engine.waiting.acquire(timeout=120)
+        ending = asyncio.run_coroutine_threadsafe(served.front.end(120.0), served.loop.loop)
         while served.get("/health").status_code != 503:
             pass
         with pytest.raises(openai.InternalServerError):
@@ -200,14 +200,14 @@ def test_the_end_waits_for_what_is_running_and_refuses_more(served):
         assert not ending.done()
         served.loop.call(served.engine.release)
         assert running.result().choices[0].finish_reason == "stop"
-        ending.result(30)
+        ending.result(120)
 
 
 def test_the_end_aborts_what_takes_too_long(served):
     served.engine.hold()
     with ThreadPoolExecutor() as pool:
         running = pool.submit(served.openai.chat.completions.create, model="toy", messages=ASK)
-        assert served.engine.waiting.acquire(timeout=30)
+        assert served.engine.waiting.acquire(timeout=120)
         served.loop.run(served.front.end(0.05))
         with pytest.raises(openai.APIStatusError):
             running.result()
@@ -231,5 +231,5 @@ def test_a_lost_engine_is_told_to_whoever_runs_the_server(served):
     served.engine.script = lose
     with pytest.raises(openai.InternalServerError):
         served.openai.chat.completions.create(model="toy", messages=ASK)
-    assert served.front.lost.wait(30)
+    assert served.front.lost.wait(120)
     assert served.get("/health").status_code == 503

@@ -16,17 +16,18 @@ from sharpen.starter.tasks import rows
 from sharpen.starter.tiny_model import make_tiny_model
 
 
-@pytest.mark.parametrize("framework", ["openai", "langgraph", "command"])
+@pytest.mark.parametrize("framework", ["openai", "tools", "langgraph", "command"])
 def test_the_folder_trains_a_step(framework, tmp_path, toy_model_dir):
     check_starter(tmp_path, toy_model_dir, framework)
 
 
-def test_its_own_tests_pass(tmp_path):
-    write_starter(tmp_path, "openai", "some/model")
+@pytest.mark.parametrize(("framework", "count"), [("openai", 3), ("tools", 5)])
+def test_its_own_tests_pass(tmp_path, framework, count):
+    write_starter(tmp_path, framework, "some/model")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 passed" in done.stdout
+    assert f"{count} passed" in done.stdout
 
 
 def test_nothing_is_overwritten(tmp_path, capsys):
@@ -77,7 +78,7 @@ def test_every_framework_has_an_agent():
 def test_held_out_sums_are_not_trained_on():
     splits = rows()
     pairs = {split: {tuple(filter(str.isdigit, row["question"])) for row in some} for split, some in splits.items()}
-    assert {split: len(some) for split, some in splits.items()} == {"train": 240, "test": 60}
+    assert {split: len(some) for split, some in splits.items()} == {"train": 180, "test": 120}
     assert not pairs["train"] & pairs["test"]
 
 
@@ -94,15 +95,48 @@ def test_a_tiny_model_is_the_same_for_the_same_seed(tmp_path):
     assert AutoModelForCausalLM.from_pretrained(one).num_parameters() < 200_000
 
 
+def test_a_model_with_tools_is_taught_what_its_agent_sends(tmp_path):
+    """Its template is one whose calls are read, and a conversation with a call fits into the settings of `run.yaml`."""
+    import runpy
+
+    import yaml
+    from transformers import AutoTokenizer
+
+    from sharpen.config.public import TunerModelConfig
+    from sharpen.execution.model_formats import model_formats
+    from sharpen.gateway.formats.hermes import HERMES
+    from sharpen.starter.lessons import encode
+
+    folder = write_starter(tmp_path, "tools", None).folder
+    path = make_tiny_model(folder / "model", steps=1, tools=True)
+    settings = yaml.safe_load((folder / "run.yaml").read_text())["model"]
+    model = TunerModelConfig(**settings | {"model_path": str(path)})
+    assert model_formats(model, path).tool is HERMES
+    agent = runpy.run_path(str(folder / "agent.py"))
+    call = {"name": "calculator", "arguments": {"expression": "9 + 9"}}
+    messages = [
+        {"role": "system", "content": agent["SYSTEM"]},
+        {"role": "user", "content": "How much is 9 plus 9?"},
+        {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "content": agent["calculator"](json.dumps(call["arguments"]))},
+        {"role": "assistant", "content": "18"},
+    ]
+    lesson = encode(AutoTokenizer.from_pretrained(path), messages, agent["TOOLS"])
+    first = lesson.said.index(True)
+    assert lesson.said.index(False, first) - first < model.max_tokens, "tokens of a call"
+    assert len(lesson.ids) + model.max_tokens < model.max_model_len
+
+
 @pytest.mark.slow
-def test_the_tiny_model_learns_the_tasks(tmp_path):
+@pytest.mark.parametrize("framework", ["openai", "tools"])
+def test_the_tiny_model_learns_the_tasks(tmp_path, framework):
     """As a stranger would: `init`, `check`, `run`; less than the ten minutes that the documentation promises."""
     sharpen = [sys.executable, "-m", "sharpen.cli.main"]
 
     def call(*words: str, folder: Path) -> None:
         subprocess.run([*sharpen, *words], cwd=folder, env=os.environ, check=True)
 
-    call("init", "first", folder=tmp_path)
+    call("init", "first", "--from", framework, folder=tmp_path)
     call("check", "--config", "run.yaml", folder=tmp_path / "first")
     call("run", "--config", "run.yaml", "--set", "name=run", folder=tmp_path / "first")
     summary = json.loads((tmp_path / "first/checkpoints/Sharpen/run/summary.json").read_text())

@@ -195,7 +195,7 @@ VIEWED = ("meta is a view", "rollouts is a view", "a pipe as metrics", "a link t
 def test_the_pages_open_with_what_can_be_read(name: str, copy: Path, outside: Path, client: Any, library: Any) -> None:
     HARM[name](copy)
     before = contents(outside)
-    key = library(copy).index(Folder.of(copy), wait_s=5).folder.key
+    key = library(copy).index(Folder.of(copy), wait_s=120).folder.key
     http = client(copy)
     for page in PAGES:
         assert http.get(page.format(run=key)).status_code in (200, 404, 503), page

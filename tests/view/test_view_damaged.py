@@ -95,7 +95,7 @@ def test_every_page_opens_with_what_is_there(name, copied, client, library):
     for file in copied.glob("*.db-*"):
         file.unlink()
     damage(copied)
-    key = library(copied).index(Folder.of(copied), wait_s=5).folder.key
+    key = library(copied).index(Folder.of(copied), wait_s=120).folder.key
     http = client(copied)
     for page in PAGES:
         response = http.get(page.format(run=key))
@@ -112,7 +112,7 @@ def test_every_page_opens_with_what_is_there(name, copied, client, library):
 def test_what_is_damaged_does_not_hide_what_is_not(copied, client, library):
     """Without run.db the evaluations are still searched, and the curves drawn."""
     (copied / "run.db").unlink()
-    key = library(copied).index(Folder.of(copied), wait_s=5).folder.key
+    key = library(copied).index(Folder.of(copied), wait_s=120).folder.key
     http = client(copied)
     assert http.get(f"/run/{key}/rollouts?format=json").json()["total"] > 0
     assert http.get(f"/run/{key}?format=json").json()["learning"]["training"]["steps"] == [1, 2, 3, 4, 5, 6]

@@ -33,7 +33,7 @@ def test_a_recorded_image_is_shown_from_the_run_s_folder(tmp_path, client, libra
     with Journal(folder / "run.db") as journal:
         journal.add(make_group([make_rollout([call], group="step-0/t")], group="step-0/t"))
     (folder / "images" / ("a" * 64)).write_bytes(b"changed")
-    library(folder).index(Folder.of(folder), wait_s=30)
+    library(folder).index(Folder.of(folder), wait_s=120)
     http, key = client(folder), Folder.of(folder).key
     page = http.get(f"/run/{key}/rollout/t1")
     assert (page.status_code, f'src="../image/{picture.sha256}"' in page.text) == (200, True)

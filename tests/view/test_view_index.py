@@ -142,7 +142,7 @@ def test_a_page_that_meets_a_damaged_index_comes_again(live, client, library, tm
         assert response.headers["location"] == address
     assert response.status_code == 200
     opened = library(live, cache=tmp_path / "cache")
-    assert opened.index(Folder.of(live), wait_s=60).state().complete
+    assert opened.index(Folder.of(live), wait_s=120).state().complete
     assert http.get(address).json()["total"] == before > 0
 
 
@@ -206,7 +206,7 @@ def test_without_a_cache_folder_it_is_temporary(live, tmp_path, library):
     """The cache's place is taken by a file."""
     (tmp_path / "taken").write_text("")
     opened = library(live, cache=tmp_path / "taken" / "cache")
-    index = opened.index(opened.folders()[0], wait_s=30)
+    index = opened.index(opened.folders()[0], wait_s=120)
     assert index.state() == IndexState(indexed=len(rows(index)), total=len(rows(index)))
     place = index._path
     opened.close()

@@ -26,7 +26,7 @@ def until_quiet(follower):
 
 def test_a_step_is_told_once(live, library):
     opened = library(live)
-    opened.index(Folder.of(live), wait_s=30)
+    opened.index(Folder.of(live), wait_s=120)
     follower = Follower(opened, Folder.of(live).key)
     assert follower.changes() == []
     until_quiet(follower)
@@ -39,7 +39,7 @@ def test_a_step_is_told_once(live, library):
 
 def test_rollouts_are_told_before_their_step_is_trained(live, library):
     opened = library(live)
-    before = opened.index(Folder.of(live), wait_s=30).state().indexed
+    before = opened.index(Folder.of(live), wait_s=120).state().indexed
     follower = Follower(opened, Folder.of(live).key)
     until_quiet(follower)
     follower.changes()
@@ -102,7 +102,7 @@ def test_the_pages_show_a_step_as_soon_as_it_is_there(live, library, client):
     next_step(live, 3)
     row = http.get("/?format=json").json()["rows"][0]
     assert (row["steps"], row["total_steps"], row["verdict"]) == (3, 6, None)
-    library(live).index(Folder.of(live), wait_s=30)
+    library(live).index(Folder.of(live), wait_s=120)
     assert http.get(f"/run/{key}/step/3").status_code == 200
 
 

@@ -18,7 +18,7 @@ from sharpen.view.folders import Folder
 @pytest.fixture
 def found(client, run, library):
     """The client, the run's address, and the recorded rollouts by name."""
-    library(run).index(Folder.of(run), wait_s=30)
+    library(run).index(Folder.of(run), wait_s=120)
     groups = read_groups(run / "run.db")
     recorded = [one for group in groups for one in (*group.rollouts, *group.attempts)]
     return client(run), f"/run/{Folder.of(run).key}", {f"t{key}": one for key, one in enumerate(recorded, 1)}
@@ -142,7 +142,7 @@ def test_a_call_has_the_span_of_the_agents_own_traces(copied, client, library):
     with closing(sqlite3.connect(copied / "run.db")) as journal:
         journal.execute("INSERT INTO call_traces VALUES (1, 0, ?, ?)", ("a" * 32, "b" * 16))
         journal.commit()
-    library(copied).index(Folder.of(copied), wait_s=30)
+    library(copied).index(Folder.of(copied), wait_s=120)
     address = f"/run/{Folder.of(copied).key}/rollout/t1"
     http = client(copied)
     calls = http.get(f"{address}?format=json").json()["calls"]
@@ -173,6 +173,19 @@ def test_where_calls_come_from():
     assert "critic" in found[5].reason
 
 
+def test_an_answer_that_comes_back_otherwise_written_is_not_shown_again():
+    """Red where it is new because the agent gave it a name; the next question is what is new. Tokens say that it is the
+    same: a call whose tokens do not continue is a fork, and shows it."""
+    first = make_call(
+        0, [1, 2], [3], messages=said("a"), response={"role": "assistant", "content": "b", "tool_calls": []}
+    )
+    messages = (*said("a"), {"role": "assistant", "content": "b", "name": "me"}, {"role": "user", "content": "c"})
+    goes_on = make_call(1, [1, 2, 3, 4], [5], parent=0, messages=messages)
+    other = make_call(1, [1, 2, 9], [5], messages=messages)
+    assert [one.kept for one in origins([first, goes_on])] == [0, 2]
+    assert [one.kept for one in origins([first, other])] == [0, 1]
+
+
 def test_only_pictures_that_are_data_are_shown():
     """An address elsewhere would tell its host who reads what; an SVG picture may hold a script."""
     parts = [
@@ -201,7 +214,7 @@ def test_odd_messages_are_shown(message):
 
 @pytest.mark.parametrize("page", [*PAGES[:9], "/run/{run}/rollouts?text=alert", "/run/{run}/task?id=train/4"])
 def test_text_of_a_rollout_stays_text(client, run, library, page):
-    library(run).index(Folder.of(run), wait_s=30)
+    library(run).index(Folder.of(run), wait_s=120)
     text = client(run).get(page.format(run=Folder.of(run).key)).text
     for part in ("<script>alert", "<img src=x", "<svg onload", "\x1b", "\u202e", "\u2066", "49 javascript"):
         assert part not in text

@@ -19,7 +19,7 @@ def shop(tmp_path_factory):
 
 @pytest.fixture
 def search(shop, library):
-    index = library(shop).index(Folder.of(shop), wait_s=30)
+    index = library(shop).index(Folder.of(shop), wait_s=120)
 
     def run(thumbs=None, **query):
         page = search_page(index, SearchQuery.of({name: str(value) for name, value in query.items()}), thumbs or {})

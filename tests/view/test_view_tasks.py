@@ -1,6 +1,10 @@
 """Tasks, steps, comparisons: the numbers are those of the journal."""
 
 import contextlib
+import csv
+import html
+import io
+import json
 import math
 import sqlite3
 from statistics import fmean, pstdev
@@ -12,7 +16,7 @@ from sharpen.experience.reading import read_groups
 from sharpen.monitor.intervals import student_quantile
 from sharpen.monitor.statistics import paired_difference
 from sharpen.view.data.compare import compare_page
-from sharpen.view.data.run import reward_margins, run_page
+from sharpen.view.data.run import reward_margins, reward_range, run_page
 from sharpen.view.data.tasks import step_page, task_page, tasks_page
 from sharpen.view.diagnoses import Diagnosis
 from sharpen.view.entries import TRAINING
@@ -22,7 +26,7 @@ from sharpen.view.folders import Folder
 
 @pytest.fixture
 def index(run, library):
-    return library(run).index(Folder.of(run), wait_s=30)
+    return library(run).index(Folder.of(run), wait_s=120)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +67,7 @@ def test_the_heat_map_of_the_training(index, run):
 def test_many_steps_share_columns(tmp_path, library):
     size = RunSize(steps=130, batch_size=1, group_size=1, tasks=3, held_out=1, evaluations=())
     path = make_run(tmp_path / "long", Maker(size=size), ended=False)
-    page = tasks_page(library(path).index(Folder.of(path), wait_s=60), place="training")
+    page = tasks_page(library(path).index(Folder.of(path), wait_s=120), place="training")
     assert [(column.first, column.last) for column in page.columns][:2] == [(1, 3), (4, 6)]
     assert page.columns[-1].last == 130
     assert all(len(row.cells) == len(page.columns) for row in page.rows)
@@ -105,7 +109,7 @@ def test_two_runs_are_compared_by_their_tasks(run, evaluated, tmp_path, client, 
     for group in read_groups(other / "evaluations.db"):
         if group.id.startswith("after/held-out/sampled") and group.scored:
             rewards[group.task.id] = fmean(one.reward for one in group.scored)
-    keys = [library(path).index(Folder.of(path), wait_s=30).folder.key for path in (run, other)]
+    keys = [library(path).index(Folder.of(path), wait_s=120).folder.key for path in (run, other)]
     page = client(run, other).get("/compare", params={"run": keys, "format": "json"}).json()
     found = next(one for one in page["differences"] if one["place"] == "held-out/sampled")
     expected = paired_difference(evaluated["after", "sampled"], rewards)
@@ -121,7 +125,7 @@ def test_two_runs_are_compared_by_their_tasks(run, evaluated, tmp_path, client, 
 def test_money_is_compared_where_a_price_is_given(run, live, library):
     """Red when `compare_page` does not pass the price on, or the template shows none."""
     opened = library(run, live)
-    runs = [(folder, opened.files(folder), opened.index(folder, wait_s=30)) for folder in opened.folders()]
+    runs = [(folder, opened.files(folder), opened.index(folder, wait_s=120)) for folder in opened.folders()]
     costs = [one.cost for one in compare_page(runs, price_per_hour=2.5).runs]
     assert all(one.money == 2.5 * one.hours for one in costs if one.hours is not None)
     assert any(one.money for one in costs)
@@ -132,6 +136,17 @@ def test_money_stands_on_the_pages(run, live, client):
     keys = [Folder.of(path).key for path in (run, live)]
     assert "money, at 2.500 an hour" in client(run, live, price_per_hour=2.5).get("/compare", params={"run": keys}).text
     assert "money" not in client(run, live).get("/compare", params={"run": keys}).text
+
+
+def test_tables_of_two_runs_fold_on_a_phone(run, live, client):
+    """Where a row folds, each of its cells says whose it is."""
+    keys = [Folder.of(path).key for path in (run, live)]
+    text = client(run, live).get("/compare", params={"run": keys}).text
+    tables = text.split("<table")[1:]
+    assert tables
+    assert all(table.startswith(' class="folding') for table in tables)
+    bodies = [table[table.index("<tbody>") : table.index("</tbody>")] for table in tables]
+    assert all(body.count("<td") == body.count("data-name=") > 0 for body in bodies)
 
 
 def test_the_band_of_the_reward_is_the_interval_of_its_mean_over_the_tasks(index, run):
@@ -149,6 +164,54 @@ def test_the_band_of_the_reward_is_the_interval_of_its_mean_over_the_tasks(index
     reward = dict(zip(page.learning.training.steps, page.learning.training.values, strict=True))
     band = dict(zip(page.learning.training.steps, page.learning.training.low, strict=True))
     assert (band[2], band[3]) == (None, reward[3] - 0.25)
+
+
+def test_the_band_does_not_leave_the_rewards(index, run):
+    """Red for a band above 1 where rewards are 0 and 1."""
+    low, high = reward_range(index)
+    rewards = [one.reward for group in read_groups(run / "run.db") for one in group.scored]
+    assert (low, high) == (min(rewards), max(rewards))
+    margins = dict.fromkeys(range(1, 7), 5.0)
+    page = run_page(Folder.of(run), read_files(run), Diagnosis(), margins=margins, rewards=(low, high))
+    assert set(page.learning.training.low) == {low}
+    assert set(page.learning.training.high) == {high}
+
+
+def test_tasks_have_their_questions_and_are_found_by_them(index, client, run):
+    page = tasks_page(index, place="training", order="name")
+    assert all(row.question for row in page.rows)
+    wanted = page.rows[1]
+    found = tasks_page(index, place="training", text=wanted.question.upper())
+    assert wanted.task in [row.task for row in found.rows]
+    assert all(wanted.question in row.question for row in found.rows)
+    assert [row.task for row in tasks_page(index, place="training", text="train/2").rows] == ["train/2"]
+    text = client(run).get(f"/run/{Folder.of(run).key}/tasks", params={"of": "training", "text": "no such thing"}).text
+    assert "No task has “no such thing”" in text
+
+
+def test_a_curve_as_csv(client, run):
+    answer = client(run).get(f"/run/{Folder.of(run).key}/curve.csv")
+    assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+    lines = list(csv.DictReader(io.StringIO(answer.text)))
+    recorded = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    rewards = {int(line["step"]): float(line["training reward"]) for line in lines if line["training reward"]}
+    assert rewards == {row["step"]: row["reward/mean"] for row in recorded if "reward/mean" in row}
+    assert {"held-out sampled", "held-out sampled low", "held-out sampled high"} <= lines[0].keys()
+
+
+def test_every_check_has_a_sentence(run, client):
+    """Red for a check that is only a name, on the page too."""
+    checks = run_page(Folder.of(run), read_files(run), Diagnosis()).soundness.checks
+    assert checks
+    assert all(check.meaning for check in checks)
+    text = client(run).get(f"/run/{Folder.of(run).key}").text
+    assert all(html.escape(check.meaning[1:]) in text.replace("&#39;", "&#x27;") for check in checks)
+
+
+def test_a_run_that_nobody_named_has_a_name_for_people(tmp_path):
+    (tmp_path / "Experiment-20261124150409").mkdir()
+    assert Folder.of(tmp_path / "Experiment-20261124150409").title == "Run of 2026-11-24, 15:04:09"
+    assert Folder.of(tmp_path / "Experiment-2").title == "Experiment-2"
 
 
 class Groups:

@@ -12,7 +12,7 @@ def found(copied, client, library):
     """A client of a run without the text of its first step, its address, and the last key of a rollout of that step."""
     with Journal(copied / "run.db") as journal:
         journal.trim(1)
-    library(copied).index(Folder.of(copied), wait_s=30)
+    library(copied).index(Folder.of(copied), wait_s=120)
     groups = [group for group in read_groups(copied / "run.db") if step_of_group(group.id) == 1]
     return client(copied), f"/run/{Folder.of(copied).key}", sum(len(g.rollouts) + len(g.attempts) for g in groups)
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from sharpen.algorithm.losses import log_ratio
+
+if TYPE_CHECKING:
+    import torch
 
 
 def plain(weight_E: torch.Tensor, low: float, high: float) -> torch.Tensor:
@@ -26,6 +28,8 @@ def plain(weight_E: torch.Tensor, low: float, high: float) -> torch.Tensor:
 def unweighted(weight_E: torch.Tensor, low: float, high: float) -> torch.Tensor:
     """Return 1, so that the loss clips against the proximal policy and corrects nothing. Source: verl's decoupled mode
     without importance sampling, which recomputes the old logprobs."""
+    import torch
+
     return torch.ones_like(weight_E)
 
 
@@ -38,6 +42,8 @@ def truncated(weight_E: torch.Tensor, low: float, high: float) -> torch.Tensor:
 def masked(weight_E: torch.Tensor, low: float, high: float) -> torch.Tensor:
     """Return `w` within `[low, high]`, else 0, so that the token is not trained. Source: IcePop, Ring-1T, arXiv
     2510.18855 (bounds 0.5 and 5 in its training recipe)."""
+    import torch
+
     return torch.where((weight_E >= low) & (weight_E <= high), weight_E, torch.zeros_like(weight_E))
 
 
@@ -69,6 +75,8 @@ def behaviour_weights(
     name: str, proximal_E: torch.Tensor, behaviour_E: torch.Tensor, low: float | None, high: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the weight of each token (shape E, without gradient), and whether a bound changed it (E, bool)."""
+    import torch
+
     ratio_E = log_ratio(proximal_E.detach(), behaviour_E).exp()
     weight_E = CORRECTIONS[name].function(ratio_E, 0.0 if low is None else low, torch.inf if high is None else high)
     has_bounds = low is not None or high is not None

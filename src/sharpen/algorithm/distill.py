@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sharpen.config.run import DistillConfig, DistillDivergence, LossConfig, SamplingConfig
 from sharpen.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 FORMULAS: Mapping[DistillDivergence, str] = {
     "reverse_sampled": "A + coef (log teacher - log π when sampled) of the sampled token",
@@ -70,6 +71,8 @@ def jensen_shannon(logprobs_RV: torch.Tensor, teacher_RV: torch.Tensor, beta: fl
 
     Source: generalized JSD of GKD, arXiv 2306.13649, equation 1.
     """
+    import torch
+
     mixture_RV = torch.logaddexp(teacher_RV + math.log(beta), logprobs_RV + math.log1p(-beta))
     return beta * kl(teacher_RV, mixture_RV) + (1.0 - beta) * kl(logprobs_RV, mixture_RV)
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import cos, pi
-
-import torch
+from typing import TYPE_CHECKING
 
 from sharpen.config.run import ExpertConfig
 from sharpen.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

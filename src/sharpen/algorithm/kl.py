@@ -20,10 +20,12 @@ Shape suffixes: E tokens that carry loss.
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import torch
+from typing import TYPE_CHECKING
 
 from sharpen.algorithm.losses import log_ratio
+
+if TYPE_CHECKING:
+    import torch
 
 _LOW_VAR_MAX = 10.0
 
@@ -40,6 +42,8 @@ def k2(logprobs_E: torch.Tensor, other_E: torch.Tensor, old_E: torch.Tensor) -> 
 
 def k3(logprobs_E: torch.Tensor, other_E: torch.Tensor, old_E: torch.Tensor | None = None) -> torch.Tensor:
     """Return `exp(-x) - 1 + x` of the log ratio x, which is clamped to avoid overflow."""
+    import torch
+
     x_E = log_ratio(logprobs_E, other_E)
     return torch.expm1(-x_E) + x_E
 

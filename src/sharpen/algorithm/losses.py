@@ -12,16 +12,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from sharpen.algorithm.second_moment import Kept, within_moment
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_LOG_RATIO = 20.0
 """Log ratios are clamped to this magnitude, so that ratios cannot overflow."""
 
-Losses = tuple[torch.Tensor, torch.Tensor]
+Losses: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 """Loss of each token (E), and whether it was clipped (E, bool)."""
 
 
@@ -36,6 +37,8 @@ def call_log_ratio(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, calls
     `calls_E` has the number of each token's call, counting from 0 without gaps. All tokens of a call must be passed in
     one call of this function.
     """
+    import torch
+
     ratios_E = (logprobs_E - old_logprobs_E).detach()
     num_calls = len(calls_E)  # an upper bound: reading the exact number would wait for the GPU
     sums_C = ratios_E.new_zeros(num_calls).index_add_(0, calls_E, ratios_E)
@@ -134,6 +137,8 @@ def sapo_gate(
 
 
 def _soft_gate(ratio_E: torch.Tensor, advantages_E: torch.Tensor, tau_pos: float, tau_neg: float) -> torch.Tensor:
+    import torch
+
     tau_E = torch.full_like(ratio_E, tau_neg).masked_fill_(advantages_E > 0, tau_pos)
     return torch.sigmoid(tau_E * (ratio_E - 1.0)) * (4.0 / tau_E)
 
@@ -146,6 +151,8 @@ def topr(
 
     Source: tapered off-policy REINFORCE, arXiv 2503.14286 (there per answer; here, as in Trinity-RFT 0.6.0, per token).
     """
+    import torch
+
     tapered_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp().clamp(max=1.0)
     weight_E = torch.where(advantages_E > threshold, torch.ones_like(tapered_E), tapered_E)
     return -advantages_E * weight_E * logprobs_E, _none(logprobs_E)
@@ -181,6 +188,8 @@ def sppo(
     logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor, *, epsilon: float = 0.3
 ) -> Losses:
     """Return `-A log ρ` if `1 / (1 + ε) <= ρ <= 1 + ε`, else 0. Source: `sppo` of Trinity-RFT 0.6.0."""
+    import torch
+
     log_E = logprobs_E - old_logprobs_E
     ratio_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp()
     outside_E = (ratio_E < 1.0 / (1.0 + epsilon)) | (ratio_E > 1.0 + epsilon)
@@ -202,6 +211,8 @@ def rec(
     `one-side` limits ρ only in the direction in which the advantage pushes it. Source: REC, arXiv 2509.24203, section 4
     (REC-OneSide-NoIS and its variants).
     """
+    import torch
+
     ratio_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp()
     above_E, below_E = ratio_E > 1.0 + clip_high, ratio_E < 1.0 - clip_low
     if clip == "one-side":
@@ -215,6 +226,8 @@ def rec(
 
 def entropy(logits_EV: torch.Tensor) -> torch.Tensor:
     """Return the entropy in nats of each row of logits (V: vocabulary), shape E. Divide by the temperature first."""
+    import torch
+
     logprobs_EV = torch.log_softmax(logits_EV, dim=-1)
     return -(logprobs_EV.exp() * logprobs_EV.clamp(min=torch.finfo(logprobs_EV.dtype).min)).sum(dim=-1)
 
@@ -227,6 +240,8 @@ def value_loss(
     Source: the clipped value loss of PPO's reference implementation (OpenAI baselines, `ppo2`); see "The 37
     implementation details of PPO", ICLR blog track 2022, detail 9.
     """
+    import torch
+
     squared_E = (values_E - returns_E).square()
     if clip is None:
         return 0.5 * squared_E, torch.zeros_like(squared_E, dtype=torch.bool)
@@ -239,6 +254,8 @@ def value_loss(
 def _clipped(
     ratio_E: torch.Tensor, advantages_E: torch.Tensor, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> Losses:
+    import torch
+
     plain_E = -advantages_E * ratio_E
     bounded_E = -advantages_E * ratio_E.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss_E = torch.maximum(plain_E, bounded_E)
@@ -252,6 +269,8 @@ def _clipped(
 
 
 def _none(logprobs_E: torch.Tensor) -> torch.Tensor:
+    import torch
+
     return torch.zeros_like(logprobs_E, dtype=torch.bool)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-import torch
-import torch.nn.functional as F
+from typing import TYPE_CHECKING, Any, Literal
 
 from sharpen.config.run import Aggregation, KLEstimator, LossConfig, RunConfig
 from sharpen.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def cross_entropy(logprobs_E: torch.Tensor, weights_E: torch.Tensor) -> torch.Tensor:
@@ -41,6 +41,8 @@ def dpo(margins_N: torch.Tensor, *, beta: float = 0.1, label_smoothing: float = 
     Sources: DPO, arXiv 2305.18290, equation 7; with ε, conservative DPO: E. Mitchell, "A note on DPO with noisy
     preferences", 2023.
     """
+    import torch.nn.functional as F
+
     kept_N, flipped_N = F.softplus(-beta * margins_N), F.softplus(beta * margins_N)
     return (1.0 - label_smoothing) * kept_N + label_smoothing * flipped_N
 

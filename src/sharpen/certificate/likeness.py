@@ -21,13 +21,14 @@ from sharpen.certificate.plain_adamw import KINDS, State
 
 FACTOR = 8.0
 """How many times further than the two precisions are apart from each other the trainer's result may be from the higher
-one. After one update honest results were seen at up to 2."""
+one. After one update honest moments were seen at up to 2."""
 
 SEVERAL = 4.0
 """Factor on this after several updates: the later ones carry the rounding of the first ones on, all in one direction,
 so that one measurement of it may come out small by chance. It is then measured `TWINS` times; the largest counts."""
 
 TWINS = 3
+"""How often rounding is measured after several updates."""
 
 _ULP = 2.0**-23
 """A step of float32 at 1, in which weights and moments are stored."""
@@ -44,7 +45,9 @@ class Gap:
 
     @property
     def share(self) -> float:
-        """The distance, in bounds."""
+        """The distance, in bounds; infinite if it is no number."""
+        if not math.isfinite(self.distance):
+            return math.inf
         return self.distance / self.bound if self.bound else math.inf if self.distance else 0.0
 
 
@@ -68,27 +71,33 @@ class Likeness:
         return tuple(gap for gap in self.gaps if not gap.share <= 1.0)
 
 
-def compare(before: State, found: State, exact: State, rounded: Sequence[State], whose: str = "") -> Likeness:
-    """Compare the `found` state after some steps with the `exact` one, and that with the `rounded` ones: one after a
-    single update, else several. `whose` stands before the names of tensors."""
-    factor = FACTOR if len(rounded) == 1 else FACTOR * SEVERAL
-    kinds = [
-        _Kind(
-            _changes(before, found),
-            _changes(before, exact),
-            [_changes(before, one) for one in rounded],
-            exact.weights,
-            factor,
-        )
-    ]
+def compare(
+    before: State,
+    found: State,
+    exact: State,
+    rounded: Sequence[State],
+    own: Mapping[str, torch.Tensor] | None = None,
+    whose: str = "",
+) -> Likeness:
+    """Compare the `found` state after some steps with the `exact` one, and that with the `rounded` ones.
+
+    After a single update `own` are the weights that AdamW makes of the found moments: the weights are compared with
+    these, and the moments with the exact ones. A weight whose gradient is all but 0 moves by as much as any other,
+    either way, so that rounding would decide how far it is from the exact one. `whose` stands before the names of
+    tensors."""
+    factor = FACTOR if own is not None else FACTOR * SEVERAL
+    found_changes, exact_changes = _changes(before, found.weights), _changes(before, exact.weights)
+    if own is None:
+        changed = [_changes(before, one.weights) for one in rounded]
+        kinds = [_Kind(found_changes, exact_changes, changed, exact.weights, factor)]
+    else:
+        kinds = [_Kind(found_changes, _changes(before, own), [], exact.weights, factor)]
     kinds += [
         _Kind(_moments(found, kind), _moments(exact, kind), [_moments(one, kind) for one in rounded], {}, factor)
         for kind in KINDS
     ]
     gaps = sorted((gap for kind in kinds for gap in kind.gaps(whose)), key=lambda gap: gap.share, reverse=True)
-    found_all, exact_all = (
-        torch.cat([one[name].flatten() for name in one]) for one in (kinds[0].found, kinds[0].exact)
-    )
+    found_all, exact_all = (torch.cat([one[name].flatten() for name in one]) for one in (found_changes, exact_changes))
     lengths = float(found_all.norm()), float(exact_all.norm())
     cosine = (
         float(found_all @ exact_all) / (lengths[0] * lengths[1]) if all(lengths) else float(lengths[0] == lengths[1])
@@ -108,7 +117,10 @@ class _Kind:
     factor: float
 
     def gaps(self, whose: str) -> Iterator[Gap]:
-        rounding = {name: max(_norm(one[name] - exact) for one in self.rounded) for name, exact in self.exact.items()}
+        rounding = {
+            name: max((_norm(one[name] - exact) for one in self.rounded), default=0.0)
+            for name, exact in self.exact.items()
+        }
         usual = median([rounding[name] / size for name, one in self.exact.items() if (size := _norm(one))] or [0.0])
         for name, exact in self.exact.items():
             size, stored = _norm(exact), _norm(self.stored.get(name, exact))
@@ -122,8 +134,8 @@ def _norm(tensor: torch.Tensor) -> float:
     return float(tensor.norm())
 
 
-def _changes(before: State, after: State) -> dict[str, torch.Tensor]:
-    return {name: after.weights[name].double() - before.weights[name].double() for name in before.weights}
+def _changes(before: State, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: weights[name].double() - weight.double() for name, weight in before.weights.items()}
 
 
 def _moments(state: State, kind: str) -> dict[str, torch.Tensor]:

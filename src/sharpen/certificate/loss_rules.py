@@ -6,6 +6,7 @@ algorithm's loss; `algorithm.presets` is not read, so that a mistake there shows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,9 +43,9 @@ class LossRules:
         kl = loss.kl or preset.kl
         coefficient = 0.0 if kl == "none" else preset.kl_coef if loss.kl_coef is None else loss.kl_coef
         policy_loss = loss.policy_loss or preset.policy_loss
-        behaviour = loss.behaviour or (
-            "truncated" if preset.behaviour == "none" and _is_tight(preset) else preset.behaviour
-        )
+        behaviour = loss.behaviour or preset.behaviour
+        if loss.behaviour is None and behaviour == "none" and _narrowest(policy_loss, arguments) < _TIGHT:
+            behaviour = "truncated"
         low, high = _BOUNDS.get(behaviour, (None, None))
         if behaviour == preset.behaviour:
             low, high = preset.behaviour_low or low, preset.behaviour_high or high
@@ -67,9 +68,22 @@ _BOUNDS: Mapping[str, tuple[float | None, float | None]] = {"truncated": (None, 
 """The default bounds of the behaviour weights that have some."""
 
 
-def _is_tight(rules: LossRules) -> bool:
-    """Whether the ratio's clip is narrower than 0.05, where rounding alone would reach it."""
-    return rules.policy_loss == "gspo" and min(rules.arguments.values(), default=3e-4) < 0.05
+_TIGHT = 0.05
+"""Rounding alone would reach a clip of the ratio that is narrower than this."""
+_CLIPS: Mapping[str, Mapping[str, float]] = {
+    "ppo": {"clip_low": 0.2, "clip_high": 0.2},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
+    "sppo": {"epsilon": 0.3},
+    "rec": {"clip_low": 0.2, "clip_high": 0.2},
+}
+"""How far the ratio may be from 1 before a token has no gradient, by policy loss, unless set otherwise."""
+
+
+def _narrowest(policy_loss: str, arguments: Mapping[str, Any]) -> float:
+    """Return the smallest of a loss's clips; infinite if it has none."""
+    if arguments.get("clip") == "none":
+        return math.inf
+    return min((arguments.get(name, usual) for name, usual in _CLIPS.get(policy_loss, {}).items()), default=math.inf)
 
 
 def _with_kl(policy_loss: str, **others: Any) -> LossRules:

@@ -91,17 +91,34 @@ def adamw(state: State, gradients: Mapping[str, Tensor | None], rates: Rates) ->
     known = {name: gradient for name, gradient in gradients.items() if gradient is not None}
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in known.values()))
     share = min(1.0, rates.max_norm / (norm + 1e-6))
-    rate, (beta1, beta2) = rates.rate(state.version), rates.betas
+    beta1, beta2 = rates.betas
     for name, gradient in known.items():
         weight = state.weights[name]
         first, second = (state.moments.get(f"{name}/{kind}", torch.zeros_like(weight)) for kind in KINDS)
         gradient = gradient * share
         first = beta1 * first + (1.0 - beta1) * gradient
         second = beta2 * second + (1.0 - beta2) * gradient * gradient
-        count = state.counts[name] = state.counts.get(name, 0) + 1
-        unbiased = second / (1.0 - beta2**count)
-        change = first / (1.0 - beta1**count) / (unbiased.sqrt() + rates.eps)
-        decayed = weight * (1.0 - rate * rates.decay) if weight.ndim >= 2 else weight
-        state.weights[name] = decayed - rate * change
+        state.counts[name] = state.counts.get(name, 0) + 1
         state.moments |= dict(zip((f"{name}/{kind}" for kind in KINDS), (first, second), strict=True))
+        state.weights[name] = moved(weight, first, second, state.counts[name], rates.rate(state.version), rates)
     state.version += bool(known)
+
+
+def moved(weight: Tensor, first: Tensor, second: Tensor, count: int, rate: float, rates: Rates) -> Tensor:
+    """Return a weight after an update that led to these moments, its `count`-th."""
+    beta1, beta2 = rates.betas
+    unbiased = second / (1.0 - beta2**count)
+    change = first / (1.0 - beta1**count) / (unbiased.sqrt() + rates.eps)
+    decayed = weight * (1.0 - rate * rates.decay) if weight.ndim >= 2 else weight
+    return decayed - rate * change
+
+
+def moved_by(before: State, after: State, counts: Mapping[str, int], rates: Rates) -> dict[str, Tensor]:
+    """Return the weights of `before` after a single update that led to the moments of `after`; `counts` are the numbers
+    of updates then. A weight whose number has not grown stays."""
+    weights = {name: weight.double() for name, weight in before.weights.items()}
+    for name, count in counts.items():
+        if count > before.counts.get(name, 0):
+            first, second = (after.moments.get(f"{name}/{kind}", torch.zeros(())).double() for kind in KINDS)
+            weights[name] = moved(weights[name], first, second, count, rates.rate(before.version), rates)
+    return weights

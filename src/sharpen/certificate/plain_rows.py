@@ -53,7 +53,6 @@ class RowSteps:
             pairs = PairLoss(beta=given.get("beta", 0.1), smoothing=given.get("label_smoothing", 0.0))
         coefficient = loss.kl_coef or 0.0
         return PlainStep(
-            number=step,
             updates=updates,
             epochs=config.trainer.epochs,
             loss=LossRules(policy_loss="sft", kl=(loss.kl or "none") if coefficient else "none", kl_coef=coefficient),

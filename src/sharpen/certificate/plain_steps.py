@@ -46,17 +46,15 @@ class RolloutSteps:
 
     def step(self, step: int) -> PlainStep:
         """Return a step."""
-        config, rules, loss = self._settings.config(step), self._settings.rules(step), None
+        config, rules = self._settings.config(step), self._settings.rules(step)
         expected = self._expected(step)
-        loss = LossRules.of(config)
         updates: list[list[PlainSequence]] = [[] for _ in range(1 + max((one.update for one in expected), default=-1))]
         for one in expected:
             updates[one.update].append(self._sequence(one))
         return PlainStep(
-            number=step,
             updates=updates,
             epochs=config.trainer.epochs,
-            loss=loss,
+            loss=LossRules.of(config),
             rates=Rates.of(config),
             episodes=_episodes(rules, config) if rules.formula.critic else None,
             critic_rates=Rates.of(config, critic=True) if rules.formula.critic else None,

@@ -68,7 +68,6 @@ class PlainStep:
     """A step: its updates with their sequences, each rollout's calls one after the other, repeated `epochs` times.
     `pairs`: rows are pairs of answers. `episodes`: advantages are a critic's."""
 
-    number: int
     updates: Sequence[Sequence[PlainSequence]]
     epochs: int
     loss: LossRules
@@ -87,7 +86,8 @@ class PlainModel:
         if adapters train."""
         from transformers import AutoModelForCausalLM
 
-        self.module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(dtype)
+        module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        self.module = module.eval().to(dtype)
         self.module.requires_grad_(False)
         self.dtype, self._rounded, self._scale = dtype, rounded, adapter_scale
 

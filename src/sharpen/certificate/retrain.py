@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.certificate.certificate import Certificate, RepeatedSteps
@@ -21,12 +22,16 @@ from sharpen.certificate.likeness import TWINS, Likeness, compare, in_words
 from sharpen.certificate.lineage import in_words as steps_in_words
 from sharpen.certificate.lineage import read_lineage
 from sharpen.certificate.loss_rules import LossRules
-from sharpen.certificate.plain_adamw import State
+from sharpen.certificate.plain_adamw import State, moved_by
 from sharpen.certificate.plain_steps import RolloutSteps
 from sharpen.certificate.plain_update import HEAD, PlainModel, make_steps
-from sharpen.certificate.saved_state import SavedState, read_state
-from sharpen.errors import ConfigError
+from sharpen.certificate.saved_state import SavedState, num_weights, read_state
+from sharpen.errors import ConfigError, ModelError
 from sharpen.execution.model_files import model_folder, quiet_transformers
+from sharpen.host_memory import available_bytes
+
+_BYTES = 100
+"""Memory for each weight: the model twice, states before, after and made once more, and gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +44,20 @@ class Retrained:
     not_repeated: tuple[str, ...]
 
 
-def retrain(run_dir: Path, steps: Sequence[int] = (), tell: Callable[[str], None] = lambda line: None) -> Retrained:
-    """Repeat these steps (none: all). `tell` gets a line for each stretch that is done.
+def retrain(
+    run_dir: Path,
+    steps: Sequence[int] = (),
+    tell: Callable[[str], None] = lambda line: None,
+    *,
+    free: int | None = None,
+) -> Retrained:
+    """Repeat these steps (none: all). `tell` gets a line for each stretch that is done; `free` is the memory that it
+    may take, in bytes (None: what is free).
 
     Raises `ConfigError` for steps that the run does not have."""
     quiet_transformers()
     records = _Records(run_dir)
+    free = available_bytes() if free is None else free
     last = max((record.step for record in records.lineage.steps), default=0)
     if unknown := [step for step in steps if not 1 <= step <= last]:
         raise ConfigError(f"--retrain {unknown[0]}: the run has steps 1 to {last}")
@@ -55,10 +68,20 @@ def retrain(run_dir: Path, steps: Sequence[int] = (), tell: Callable[[str], None
         inside = range(begin + 1, end + 1)
         if steps and not set(steps) & set(inside):
             continue
-        if reason := records.reason(begin, inside):
+        if reason := records.reason(begin, inside, free):
             missing.append(f"the updates of steps {steps_in_words(inside)}: {reason}")
             continue
-        likeness = records.repeat(begin, end)
+        try:
+            likeness = records.repeat(begin, end)
+        except ModelError as error:
+            missing.append(f"the updates of steps {steps_in_words(inside)}: {error}")
+            continue
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            problems.append(
+                f"the updates of steps {steps_in_words(inside)} cannot be made once more: a checkpoint is damaged "
+                f"({type(error).__name__}: {error})"
+            )
+            continue
         done.append(_repeated(begin, end, likeness))
         tell(done[-1].line)
         if wrong := likeness.wrong:
@@ -125,11 +148,16 @@ class _Records:
         """Yield the steps of each checkpoint and of the next one; the first is the model before training, step 0."""
         yield from zip([0, *self._saved], self._saved, strict=False)
 
-    def reason(self, begin: int, inside: range) -> str | None:
-        """Say why steps cannot be repeated; None if they can."""
+    def reason(self, begin: int, inside: range, free: int) -> str | None:
+        """Say why steps cannot be repeated in so many bytes of memory; None if they can."""
         if self._adapts and begin == 0:
             return "adapters begin at random, and no checkpoint holds how"
-        return next((why for step in inside if (why := self._steps.reason(step)) is not None), None)
+        if (why := next((why for step in inside if (why := self._steps.reason(step)) is not None), None)) is not None:
+            return why
+        needed = _BYTES * num_weights(self._run_dir / f"global_step_{inside[-1]}")
+        if needed > free:
+            return f"that takes about {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free"
+        return None
 
     def repeat(self, begin: int, end: int) -> Likeness:
         """Make the steps from one checkpoint to the other again, in two precisions, and compare."""
@@ -140,16 +168,21 @@ class _Records:
         before = start if begin == 0 else read_state(self._run_dir / f"global_step_{begin}").state
         if after.state.kl_coef is not None and before.kl_coef is None:
             before.kl_coef = LossRules.of(self._settings.config(begin + 1)).kl_coef
+        if unknown := before.weights.keys() ^ start.weights.keys():
+            raise ModelError(f"{min(unknown)} is either in the checkpoint or in transformers' model, not in both")
         steps = [self._steps.step(step) for step in range(begin + 1, end + 1)]
         exact = make_steps(high, before, steps, _to(start.weights, high.dtype))
         several = sum(step.epochs * len(step.updates) for step in steps) > 1
         rounded = [
             make_steps(low, _nudged(before, twin), steps, start.weights) for twin in range(TWINS if several else 1)
         ]
-        found = [compare(before, after.state, exact, rounded)]
+        own = None if several else moved_by(before, after.state, exact.counts, steps[0].rates)
+        found = [compare(before, after.state, exact, rounded, own)]
         if before.critic is not None and after.state.critic is not None and exact.critic is not None:
-            critics = [one.critic for one in rounded if one.critic is not None]
-            found.append(compare(before.critic, after.state.critic, exact.critic, critics, "critic "))
+            critics, rates = [one.critic for one in rounded if one.critic is not None], steps[0].critic_rates
+            if rates is not None and not several:
+                own = moved_by(before.critic, after.state.critic, exact.critic.counts, rates)
+            found.append(compare(before.critic, after.state.critic, exact.critic, critics, own, "critic "))
         return found[0] if len(found) == 1 else found[0].beside(found[1])
 
     @functools.cache  # noqa: B019 (lives as long as the call of `retrain`)

@@ -6,6 +6,7 @@ In: the folder of a checkpoint, or of the model before training. Out: a `State`,
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,15 @@ def read_state(folder: Path) -> SavedState:
         rounded=any(tensor.dtype == torch.bfloat16 for tensor in model.values()),
         adapters=content.get("adapters"),
     )
+
+
+def num_weights(folder: Path) -> int:
+    """Return how many numbers the files of a checkpoint's model hold."""
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            total += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+    return total
 
 
 def _parts(inner: Path, name: str) -> list[Path]:

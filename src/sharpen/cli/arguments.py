@@ -19,9 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from sharpen.errors import ConfigError
+
 if TYPE_CHECKING:
     from sharpen.config.load import ConfigFile, ResolvedConfig
 
+CONFIG = Path("run.yaml")
 ROOT = Path("checkpoints")
 """Where runs are by default (the setting `checkpoint_root_dir`)."""
 _C1 = re.compile("[\x7f-\x9f]")
@@ -36,7 +39,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def add_runs(parser: argparse.ArgumentParser) -> None:
     """Add several RUNs, which `runs_of` reads."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=_RUN_HELP)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{_RUN_HELP} (default: the last two)")
     add_root(parser)
 
 
@@ -58,10 +61,28 @@ def run_of(arguments: argparse.Namespace) -> Path:
 
 
 def runs_of(arguments: argparse.Namespace) -> list[Path]:
-    """Return the directories of several RUNs. Raises `ConfigError` if one does not exist."""
-    from sharpen.run.found import find_run
+    """Return the directories of several RUNs; the last two are named on stderr. Raises `ConfigError` if one does not
+    exist."""
+    from sharpen.run.found import find_run, list_runs
 
-    return [find_run(name, arguments.root) for name in arguments.runs]
+    if arguments.runs:
+        return [find_run(name, arguments.root) for name in arguments.runs]
+    if len(last := list_runs(arguments.root)[-2:]) < 2:
+        raise ConfigError(f"there are no two runs below {arguments.root}: name them, or their folder with --root")
+    say(f"sharpen: the last two runs are {last[0]} and {last[1]}", file=sys.stderr)
+    return last
+
+
+def model_of(arguments: argparse.Namespace, model: str) -> str:
+    """Return the path of a model: of a run's folder, or of the run of this name below `--root`, its best checkpoint, or
+    the latest if none was evaluated; else what was given. Raises `ModelError` for a run without a checkpoint."""
+    from sharpen.run.found import run_named
+    from sharpen.trainer.checkpoint import best_of_run
+
+    run = Path(model).expanduser()
+    if not run.exists():
+        run = run_named(model, arguments.root) or run
+    return str(best_of_run(run) or model)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -107,9 +128,8 @@ def answering(arguments: argparse.Namespace) -> Iterator[IO[str]]:
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add `--config` and what belongs to it."""
-    parser.add_argument(
-        "--config", required=True, type=Path, metavar="FILE", help="configuration file (YAML; ours or Trinity-RFT's)"
-    )
+    add_config_file(parser)
+    parser.set_defaults(takes_default=True)
     add_set(parser)
     add_stage(parser)
     parser.add_argument(
@@ -125,6 +145,29 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         help="have `import trinity` give Sharpen's names, even if Trinity-RFT is installed (without the option: for a "
         "file in its layout, if it is not installed)",
     )
+
+
+def add_config_file(parser: argparse._ActionsContainer) -> None:
+    """Add `--config` alone, for which `take_default_config` finds a file."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"configuration file (YAML; ours or Trinity-RFT's; default: {CONFIG} in this folder)",
+    )
+
+
+def take_default_config(arguments: argparse.Namespace) -> None:
+    """Take `run.yaml` of the current folder where `--config` was not given, and say so. Raises `ConfigError` if there
+    is none."""
+    if not getattr(arguments, "takes_default", False) or arguments.config is not None:
+        return
+    if getattr(arguments, "run", None) is not None:  # `plan` of a run
+        return
+    if not CONFIG.is_file():
+        raise ConfigError(f"give a configuration file (--config FILE): there is no {CONFIG} in {Path.cwd()}")
+    arguments.config = CONFIG
+    say(f"sharpen: --config {CONFIG}, of this folder", file=sys.stderr)
 
 
 def add_set(parser: argparse.ArgumentParser, example: str = "algorithm.group_size=4") -> None:

@@ -7,13 +7,14 @@ In: a recording or a run. Out: a JSONL or Parquet file and what was left out; a 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharpen.cli.arguments import add_json, add_run, number, print_json, run_of, say
-from sharpen.errors import ConfigError
+from sharpen.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from sharpen.record.rollouts import Opinion
@@ -47,6 +48,11 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="sft: only rollouts with at least this reward (required if they differ, since sft learns every answer)",
     )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="gguf, hub: the trained model even if the verdict does not recommend it; gguf: over a file that is there",
+    )
     add_json(parser)
 
 
@@ -56,6 +62,8 @@ def run_export(arguments: argparse.Namespace) -> int:
     if arguments.purpose != "sft" and arguments.min_reward is not None:
         more = ": dpo compares higher rewards with lower ones" if arguments.purpose == "dpo" else ""
         raise ConfigError(f"--min-reward is for sft{more}")
+    if arguments.force and arguments.purpose not in ("gguf", "hub"):
+        raise ConfigError(f"--force is for gguf and hub: for {arguments.purpose} there is nothing to force")
     if arguments.purpose in ("gguf", "hub"):
         return _export_model(arguments, run_dir)
     return _export_rows(arguments, run_dir)
@@ -138,13 +146,34 @@ def _not_in_gguf(model: Path) -> str:
     )
 
 
-def _export_model(arguments: argparse.Namespace, run_dir: Path) -> int:
-    from sharpen.record.model_export import chosen_model, to_gguf, to_hub
+def _model_of(run_dir: Path, *, force: bool) -> Path:
+    """Return the model that the verdict recommends; where it recommends none, with `force` the best checkpoint, or the
+    latest. Raises `ConfigError`."""
+    from sharpen.record.model_export import chosen_model
+    from sharpen.trainer.checkpoint import best_of_run
 
-    model = chosen_model(run_dir)
+    try:
+        return chosen_model(run_dir)
+    except ConfigError as error:
+        try:
+            trained = best_of_run(run_dir)
+        except ModelError:
+            trained = None
+        if trained is None:
+            raise
+        if not force:
+            raise ConfigError(f"{error}; --force exports {trained.name} all the same") from error
+        say(f"sharpen: {error}; exported all the same (--force): {trained.name}", file=sys.stderr)
+        return trained
+
+
+def _export_model(arguments: argparse.Namespace, run_dir: Path) -> int:
+    from sharpen.record.model_export import to_gguf, to_hub
+
+    model = _model_of(run_dir, force=arguments.force)
     place, left_out = arguments.to, ""
     if arguments.purpose == "gguf":
-        to_gguf(model, Path(place))
+        to_gguf(model, Path(place), replace=arguments.force)
         left_out = _not_in_gguf(model)
     else:
         place = to_hub(model, place)

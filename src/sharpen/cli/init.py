@@ -21,7 +21,11 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write; none of its files is overwritten")
     parser.add_argument(
-        "--from", dest="framework", choices=FRAMEWORKS, default="openai", help="what the agent is written with"
+        "--from",
+        dest="framework",
+        choices=FRAMEWORKS,
+        default="openai",
+        help="what the agent is written with; tools: the openai package, and a calculator that it calls",
     )
     parser.add_argument(
         "--model",
@@ -41,7 +45,7 @@ def run_init(arguments: argparse.Namespace) -> int:
         check_model_path(model, "--model")
     starter = write_starter(arguments.folder, arguments.framework, model)
     if model is None:
-        _make_tiny_model(starter.folder / TINY)
+        _make_tiny_model(starter.folder / TINY, tools=arguments.framework == "tools")
     missing = [name for name in starter.requirements if not _installed(name)]
     commands = [
         *([f"pip install {' '.join(map(shlex.quote, missing))}"] if missing else []),
@@ -58,14 +62,14 @@ def run_init(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _make_tiny_model(folder: Path) -> None:
+def _make_tiny_model(folder: Path, *, tools: bool) -> None:
     say(f"making a tiny model in {folder}, about half a minute on two cores", file=sys.stderr)
     started = time.perf_counter()
     from sharpen.execution.model_files import quiet_transformers
     from sharpen.starter.tiny_model import make_tiny_model
 
     quiet_transformers()
-    make_tiny_model(folder)
+    make_tiny_model(folder, tools=tools)
     say(f"made in {time.perf_counter() - started:.0f} s", file=sys.stderr)
 
 

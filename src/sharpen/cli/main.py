@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import errno
 import os
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from sharpen import __version__
 from sharpen.cli.algorithms import add_algorithms, run_algorithms
+from sharpen.cli.arguments import take_default_config
 from sharpen.cli.certify import add_certify, run_certify
 from sharpen.cli.compare import add_compare, run_compare
 from sharpen.cli.diagnose import add_diagnose, run_diagnose
@@ -51,6 +55,10 @@ _WRONG_PATH = {
 }
 """Errors of the system that say that a path which the user named is none to read or write there."""
 Run = Callable[[argparse.Namespace], int]
+OTHER_WORDS = {"train": "run", "tune": "run", "test": "check", "evaluate": "eval", "list": "ls", "runs": "ls"}
+OTHER_WORDS |= {"judge": "rescore", "verify": "certify", "dashboard": "view", "chat": "serve", "new": "init"}
+"""What people call commands that have another name."""
+_NO_COMMAND = re.compile(r"argument COMMAND: invalid choice: '([^']*)'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,7 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Run] | None =
         parser.print_help(sys.stderr)
         return BAD_INPUT
     try:
+        take_default_config(arguments)
         _prepare_imports(arguments)
         run = COMMANDS[arguments.command].run if commands is None else commands[arguments.command]
         code = run(arguments)
@@ -184,11 +193,21 @@ def _print_error(text: str) -> None:
     stderr.flush()
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that names the command which was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and exit with 2."""
+        if found := _NO_COMMAND.match(message):
+            near = difflib.get_close_matches(found[1], [*COMMANDS, *OTHER_WORDS], n=1)
+            meant = f"did you mean `sharpen {OTHER_WORDS.get(near[0], near[0])}`?" if near else "there are"
+            message = f"there is no command {found[1]!r}; {meant} {'' if near else ', '.join(COMMANDS)}".rstrip()
+        super().error(message)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="sharpen", description="Reinforcement learning for the model inside your agent."
-    )
+    parser = _Parser(prog="sharpen", description="Reinforcement learning for the model inside your agent.")
     parser.add_argument("--version", action="version", version=f"sharpen {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():

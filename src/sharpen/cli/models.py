@@ -61,7 +61,25 @@ def _read_config(model: str) -> Any:
     folder = Path(model).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(f"{model!r} has no config.json: it must be a Hugging Face model directory")
-    return read_config(folder if folder.is_dir() else model, repr(model))
+    try:
+        return read_config(folder if folder.is_dir() else model, repr(model))
+    except ModelError as error:
+        raise ModelError(f"{error}{_meant(model)}") from error
+
+
+def _meant(model: str) -> str:
+    """Return what was meant by a name that is none: a folder, or a family of the table, which is no model itself."""
+    from difflib import get_close_matches
+
+    from sharpen.families.table import FAMILIES
+    from sharpen.files import near_path
+
+    names = {word.strip().lower(): family for family in FAMILIES for word in (*family.name.split(","), *family.types)}
+    near = get_close_matches(model.lower(), names, n=1)
+    if Path(model).expanduser().exists() or not near:
+        return near_path(model)
+    family = names[near[0]].name
+    return f"; {family} is a family: give the folder of one of its models, or its name on the hub, as owner/name"
 
 
 def _print_one(model: str, found: dict[str, Any]) -> None:

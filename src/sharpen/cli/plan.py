@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from sharpen.cli.arguments import add_json, add_root, add_set, add_stage, print_json, say
+from sharpen.cli.arguments import add_config_file, add_json, add_root, add_set, add_stage, print_json, say
 from sharpen.errors import ConfigError
 from sharpen.screen import fitted, text_width
 
@@ -33,8 +33,9 @@ _GIB = 2**30
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", type=Path, metavar="FILE", help="configuration file (YAML; ours or Trinity-RFT's)")
+    what = parser.add_mutually_exclusive_group()
+    add_config_file(what)
+    parser.set_defaults(takes_default=True)
     what.add_argument("--run", metavar="RUN", help="instead: compare this run (a directory or a name) with its plan")
     add_root(parser)
     add_set(parser, "trainer.dtype=float32")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sharpen.cli.arguments import add_set, say
+from sharpen.cli.arguments import add_root, add_set, model_of, say
 from sharpen.errors import ConfigError
 
 KEY_VARIABLE = "SHARPEN_API_KEY"
@@ -25,8 +25,12 @@ _NO_DATASET = "train_dataset.path"
 def add_serve(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "model", metavar="MODEL_DIR", nargs="?", help="a model's folder, a run's (its best checkpoint), or a name"
+        "model",
+        metavar="MODEL_DIR",
+        nargs="?",
+        help="a model's folder, a run's or its name (its best checkpoint), or a name of the hub",
     )
+    add_root(parser)
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="instead: serve the model of this configuration, and learn"
     )
@@ -77,7 +81,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
     from sharpen.serve.model import find_model, serving_config
     from sharpen.serve.server import serve
 
-    model = find_model(arguments.model)
+    model = find_model(model_of(arguments, arguments.model))
     config = serving_config(model, given).config
     say(f"model: {model.folder}, sampled {model.origin} where a call does not say how")
     say(line)

@@ -7,7 +7,7 @@ failures and the highest rewards can be read one below the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,10 +83,14 @@ def print_ended(console: Console, ended: Ended) -> None:
 
 
 def choose(journal: Path, wanted: Filter) -> list[tuple[Group, Rollout]]:
-    """Return the rollouts that the filter chooses, with their groups. Raises `ConfigError` if there is none."""
+    """Return the rollouts that the filter chooses, with their groups. Raises `ConfigError` if there is none; but that
+    none has failed is an answer."""
     from sharpen.experience.reading import find_rollouts, read_groups
 
-    entries = wanted.of(find_rollouts(journal)) if journal.exists() else []
+    found = find_rollouts(journal) if journal.exists() else []
+    entries, others = wanted.of(found), replace(wanted, failed=False, best=False)
+    if not entries and wanted.failed and (not others.chooses or others.of(found)):
+        return []
     if not entries:
         raise ConfigError(f"no rollout of {journal.parent} is {_words(wanted)}")
     ids = dict.fromkeys(entry.group_id for entry in entries)
@@ -106,7 +110,10 @@ def _words(wanted: Filter) -> str:
 
 
 def print_chosen(console: Console, run_dir: Path, chosen: Sequence[tuple[Group, Rollout]]) -> None:
-    """Print a line for each rollout, with what it said last."""
+    """Print a line for each rollout, with what it said last; that none has failed, if there is none."""
+    if not chosen:
+        print_wrapped(console, f"none of the rollouts that were asked for has failed: {run_dir}")
+        return
     for _, rollout in chosen:
         reward = rollout.outcome.value if rollout.reward is None else f"reward {rollout.reward:g}"
         print_wrapped(console, f"{rollout.id}  {reward}  calls {len(rollout.calls)}", style="bold")

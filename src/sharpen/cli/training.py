@@ -15,7 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sharpen.cli.arguments import add_config, add_json, answering, count, print_json, resolve_config, say
+from sharpen.cli.arguments import (
+    add_config,
+    add_json,
+    add_root,
+    answering,
+    count,
+    model_of,
+    print_json,
+    resolve_config,
+    say,
+)
 from sharpen.errors import ConfigError
 from sharpen.screen import text_width
 
@@ -47,8 +57,11 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_json(parser)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--model", metavar="PATH", help="model directory (default: model.model_path)")
+    what.add_argument(
+        "--model", metavar="MODEL", help="a model's folder or name, or a run's (default: model.model_path)"
+    )
     what.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible endpoint instead of a model directory")
+    add_root(parser)
     parser.add_argument("--model-name", metavar="NAME", help="the model's name at the endpoint")
     parser.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the endpoint's key")
     parser.add_argument("--dataset", metavar="PATH", help="dataset (default: eval_dataset)")
@@ -93,8 +106,11 @@ def _run_one(arguments: argparse.Namespace, file: ConfigFile) -> Any:
 
             done = explore(resolved, workflow, judge, arguments.config)
             return {"run_dir": str(done.run_dir), "batches": done.batches, "total": done.total}
+    from sharpen.decide import check_before
     from sharpen.run.panel import open_display
 
+    _check_names(arguments, resolved.config)
+    check_before(resolved.config)
     with contextlib.closing(open_display(resolved)) as display, _functions(arguments, resolved) as (workflow, judge):
         from sharpen.tuning import run_config
 
@@ -129,7 +145,7 @@ def run_check(arguments: argparse.Namespace) -> int:
 def run_eval(arguments: argparse.Namespace) -> int:
     """Evaluate a model or an endpoint, and print its accuracies. The command fails if they say nothing about the
     model."""
-    options: dict[str, Any] = {"model.model_path": arguments.model}
+    options: dict[str, Any] = {"model.model_path": arguments.model and model_of(arguments, arguments.model)}
     if arguments.dataset is not None:
         from sharpen.config.public import DatasetConfig
 
@@ -200,20 +216,29 @@ def _load_functions(arguments: argparse.Namespace, config: RunConfig) -> tuple[A
 
     if config.mode == "train":  # agent and judge are the explorer's, and need not be here
         return None, None
+    _check_names(arguments, config)
     judge = import_function(config.judge) if config.judge else None
-    if config.workflow is None and arguments.command == "run":
-        from sharpen.algorithm.supervised import learns_from_rows
-
-        if learns_from_rows(config):
-            return None, judge
     if config.workflow is None:
+        return None, judge
+    from sharpen.compat.trinity import configured_workflow
+
+    return configured_workflow(config.workflow, judge, config), judge
+
+
+def _check_names(arguments: argparse.Namespace, config: RunConfig) -> None:
+    """Check the names of workflow and judge, without importing anything. Raises `ConfigError`."""
+    from sharpen.algorithm.supervised import learns_from_rows
+    from sharpen.config.functions import place_of
+
+    if config.mode == "train":
+        return
+    if config.judge:
+        place_of(config.judge)
+    if config.workflow is None and not (arguments.command == "run" and learns_from_rows(config)):
         raise ConfigError(
             f"{arguments.config}: 'workflow' is missing; name your agent's function, e.g. agent.py:run_agent (in a "
             "Trinity-RFT file: buffer.explorer_input.taskset.default_workflow_type)"
         )
-    from sharpen.compat.trinity import configured_workflow
-
-    return configured_workflow(config.workflow, judge, config), judge
 
 
 def _print_overrides(resolved: ResolvedConfig) -> None:

@@ -28,9 +28,7 @@ def import_function(name: str) -> Callable[..., Any]:
     Raises `ConfigError` for a wrong form, a missing file or module, code that fails when imported, and a missing
     function (with the nearest name).
     """
-    place, colon, function = current(name).rpartition(":")
-    if not colon or not place or not function.isidentifier():
-        raise ConfigError(f"a function is named 'package.module:function' or 'path/file.py:function', got {name!r}")
+    place, function = place_of(name)
     module = load_file(Path(place), name) if place.endswith(".py") else _load_module(place, name)
     value = getattr(module, function, None)
     if value is None:
@@ -39,6 +37,14 @@ def import_function(name: str) -> Callable[..., Any]:
     if not callable(value):
         raise ConfigError(f"{name} is a {type(value).__name__}, not a function")
     return value  # type: ignore[no-any-return]
+
+
+def place_of(name: str) -> tuple[str, str]:
+    """Return the module or file, and the function in it. Raises `ConfigError` for a wrong form."""
+    place, colon, function = current(name).rpartition(":")
+    if not colon or not place or not function.isidentifier():
+        raise ConfigError(f"a function is named 'package.module:function' or 'path/file.py:function', got {name!r}")
+    return place, function
 
 
 def load_file(path: Path, name: str) -> ModuleType:

@@ -26,7 +26,7 @@ from sharpen.config.recorded import STARTED
 from sharpen.config.run import RunConfig
 from sharpen.config.secrets import HIDDEN, fingerprint, hidden_names, hide_in_value, hide_settings, know
 from sharpen.errors import ConfigError
-from sharpen.files import write_whole
+from sharpen.files import near_path, write_whole
 
 Origin = str
 """`default`, `run.yaml`, `argument`, or the file and key of another layout (`gsm8k.yaml: buffer.batch_size`)."""
@@ -89,7 +89,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration file {path}: {error}") from error
+        raise ConfigError(f"cannot read the configuration file {path}: {error}{near_path(path)}") from error
     try:
         content = yaml.load(text, Loader=_UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:

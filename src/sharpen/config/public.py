@@ -163,14 +163,11 @@ class Algorithm(AlgorithmConfig):
 
 
 def _not_text(value: Any) -> Any:
+    """Refuse text that looks like a number: where it comes from the model or a file, it may be anything."""
     if isinstance(value, str | bytes):
         kind = type(value).__name__
         raise ValueError(f"a reward is a number, and {value[:80]!r} is text ({kind}): give float(...) of it")
     return value
-
-
-Reward = Annotated[float, BeforeValidator(_not_text)]
-"""A number. Text that looks like one is refused: where it comes from the model or a file, it may be anything."""
 
 
 class WorkflowOutput(BaseModel):
@@ -184,11 +181,13 @@ class WorkflowOutput(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    reward: Reward | None = None
+    reward: float | None = None
     response: Any | None = None
     metrics: dict[str, Any] | None = None
-    call_rewards: dict[str, Reward] | None = None
+    call_rewards: dict[str, Annotated[float, BeforeValidator(_not_text)]] | None = None
     train: list[str | int] | None = None
+
+    _reward_is_no_text = field_validator("reward", mode="before")(_not_text)
 
 
 class JudgeOutput(BaseModel):
@@ -196,8 +195,10 @@ class JudgeOutput(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    reward: Reward
+    reward: float
     metrics: dict[str, Any] | None = None
+
+    _reward_is_no_text = field_validator("reward", mode="before")(_not_text)
 
 
 MonitorType = Literal["tensorboard", "wandb", "mlflow", "swanlab", "trackio"]

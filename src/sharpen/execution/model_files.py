@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.errors import ModelError
+from sharpen.files import near_path
 
 
 def model_folder(model_path: str, setting: str = "model_path") -> Path:
@@ -31,7 +32,8 @@ def model_folder(model_path: str, setting: str = "model_path") -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
-            f"{setting} {model_path!r} is not a folder, and could not be downloaded from the Hugging Face hub: {reason}"
+            f"{setting} {model_path!r} is not a folder, and could not be downloaded from the Hugging Face hub: "
+            f"{reason}{near_path(model_path)}"
         ) from error
 
 
@@ -49,7 +51,7 @@ def check_model_path(model_path: str, setting: str = "model_path") -> None:
     elif folder.exists():
         raise ModelError(f"{setting} {model_path!r} is a file: it must be a Hugging Face model directory")
     elif not _looks_like_hub_name(model_path):
-        raise ModelError(f"{setting} {model_path!r} does not exist")
+        raise ModelError(f"{setting} {model_path!r} does not exist{near_path(model_path)}")
 
 
 def broken_files(folder: Path) -> list[str]:

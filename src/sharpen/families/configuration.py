@@ -9,8 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from sharpen.errors import ModelError
 
 _CODE = "custom code"
@@ -20,6 +18,8 @@ _CODE = "custom code"
 def read_config(source: str | Path, name: str | None = None) -> Any:
     """Return the configuration of a model. Raises `ModelError`, with `name` (None: that of the source), if it cannot be
     read, or needs code of its own."""
+    from transformers import AutoConfig  # which takes seconds
+
     name = name or str(source)
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)

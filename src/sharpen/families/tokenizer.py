@@ -10,8 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from sharpen.errors import ModelError
 from sharpen.families.configuration import reason_of
 
@@ -21,6 +19,8 @@ _PROCESSORS_TEMPLATE = "chat_template.json"
 def load_tokenizer(folder: Path) -> Any:
     """Return the tokenizer of the model in `folder`. Raises `ModelError` if it, or its processor's template, cannot be
     read."""
+    from transformers import AutoTokenizer  # which takes seconds
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the library that reads tokenizer.json raises `Exception` itself

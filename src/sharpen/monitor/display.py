@@ -192,7 +192,7 @@ class Display:
         options: str,
     ) -> None:
         """Print how to use the model that the verdict recommends (`options` are vLLM's), where the results are, and the
-        verdict; the very last line is `run directory: PATH`."""
+        verdict; the very last line is `run directory: PATH` (on a terminal too narrow for it, two)."""
         self.close()
         self._print("")
         for line in usage_lines(run_dir, verdict.model, picture, tensorboard, options, self._screen):
@@ -224,9 +224,9 @@ class Display:
         self.run_directory(run_dir)
 
     def run_directory(self, run_dir: Path) -> None:
-        """Print the last line of every run, plain and unwrapped."""
+        """Print the last line of every run; a path that does not fit stands on a line of its own."""
         self.close()
-        self._print(f"run directory: {run_dir}")
+        self._print("\n".join(fitted(f"run directory: {run_dir}", self._screen)))
 
     def close(self) -> None:
         """End the live block. May be called twice."""

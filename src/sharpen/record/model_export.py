@@ -43,21 +43,24 @@ def chosen_model(run_dir: Path) -> Path:
     return place
 
 
-def to_gguf(model: Path, path: Path, converter: str | None = None) -> None:
-    """Convert a model. Raises `ConfigError` if llama.cpp's converter is not there, or fails."""
+def to_gguf(model: Path, path: Path, converter: str | None = None, *, replace: bool = False) -> None:
+    """Convert a model; a file that is there is replaced, if that is asked for, when the new one is whole. Raises
+    `ConfigError` if llama.cpp's converter is not there, or fails."""
     converter = converter or shutil.which(CONVERTER)
     if converter is None:
         raise ConfigError(
             f"--for gguf needs llama.cpp's {CONVERTER} in a folder of PATH: git clone "
             "https://github.com/ggml-org/llama.cpp, and add that folder"
         )
-    if path.exists():
-        raise ConfigError(f"--to {path} is there already")
-    command = [sys.executable, converter, str(model), "--outfile", str(path)]
+    if path.exists() and not replace:
+        raise ConfigError(f"--to {path} is there already: --force writes over it")
+    made = path.with_name(f".{path.name}.partial") if path.exists() else path
+    command = [sys.executable, converter, str(model), "--outfile", str(made)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode != 0 or not path.exists():
+    if done.returncode != 0 or not made.exists():
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ConfigError(f"{converter} could not convert {model}: {reason}")
+    made.replace(path)
 
 
 def to_hub(model: Path, name: str, api: HfApi | None = None) -> str:

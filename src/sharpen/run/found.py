@@ -29,6 +29,12 @@ def find_run(name: str | None, root: Path) -> Path:
     return found
 
 
+def run_named(name: str, root: Path) -> Path | None:
+    """Return the only run below `root` of this whole name, or `project/name`; None if there is none."""
+    found = [run for run in list_runs(root) if name.strip("/") in (run.name, f"{run.parent.name}/{run.name}")]
+    return found[0] if len(found) == 1 else None
+
+
 def _find_run(name: str | None, root: Path) -> Path:
     if name is not None and Path(name).is_dir():
         return Path(name)

@@ -16,7 +16,7 @@ from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.errors import ConfigError, ModelError
 from sharpen.execution.model_files import model_folder
 from sharpen.run.same_run import read_recorded
-from sharpen.trainer.checkpoint import pointed
+from sharpen.trainer.checkpoint import best_of_run
 
 DEFAULT_PORT = 8000
 MOST_TOKENS = 32_768
@@ -48,7 +48,7 @@ def find_model(path: str) -> ServedModel:
     Raises `ModelError` if there is none, `ConfigError` if the records of its run cannot be read.
     """
     given = Path(path).expanduser()
-    checkpoint = _of_run(given)
+    checkpoint = best_of_run(given)
     folder = checkpoint or model_folder(path, "the model")
     run = folder.parent if folder.is_dir() and (folder.parent / "resolved.json").is_file() else None
     if run is not None and (record := read_recorded(run)) is not None:
@@ -75,20 +75,6 @@ def serving_config(model: ServedModel, given: Mapping[str, Any]) -> ResolvedConf
             f"{model.folder / 'config.json'} does not say how long a context the model takes: give --max-model-len"
         )
     return resolve(None, settings, {"train_dataset": {"path": "-"}})
-
-
-def _of_run(folder: Path) -> Path | None:
-    """Return the checkpoint to serve of a run's folder; None if it is no run's folder. Raises `ModelError`."""
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise ModelError(
-            f"{folder} has adapters alone: serve the checkpoint that it lies in, whose weights have them merged in"
-        )
-    if not folder.is_dir() or (folder / "config.json").is_file():
-        return None
-    checkpoint = pointed(folder, "best") or pointed(folder, "latest")
-    if checkpoint is None and (folder / "resolved.json").is_file():
-        raise ModelError(f"the run {folder} has no checkpoint yet (best, latest): there is nothing to serve")
-    return checkpoint
 
 
 def _own_settings(folder: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from sharpen.errors import ConfigError
 from sharpen.starter.tasks import rows
 
-FRAMEWORKS = ("openai", "langgraph", "agentscope", "command")
+FRAMEWORKS = ("openai", "tools", "langgraph", "agentscope", "command")
 TINY = "model"
 """Where the tiny model is, seen from the folder."""
 _FILES = Path(__file__).with_name("files")
@@ -80,7 +80,7 @@ def _settings(model: str | None) -> str:
         (f"model_path: {TINY} ", f"model_path: {json.dumps(model)} "),
         ("max_model_len: 256", "max_model_len: 4096"),
         ("max_tokens: 16", "max_tokens: 512"),
-        ("learning_rate: 1.0e-3", "learning_rate: 1.0e-6"),
+        ("learning_rate: 3.0e-4", "learning_rate: 1.0e-6"),
     ):
         assert text.count(tiny) == 1, tiny
         text = text.replace(tiny, real)

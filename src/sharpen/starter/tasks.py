@@ -7,16 +7,16 @@ sums that were not trained on.
 from __future__ import annotations
 
 QUESTIONS = ("What is {a} + {b}?", "Add {a} and {b}.", "How much is {a} plus {b}?")
-_EVERY = 5
-"""One pair in so many is held out."""
+_HELD_OUT, _OF = 2, 5
+"""So many pairs of so many are held out."""
 
 
 def rows() -> dict[str, list[dict[str, str]]]:
-    """Return the rows by split: `train` has 240, `test` has 60."""
+    """Return the rows by split: `train` has 180, `test` has 120: 40 sums, enough to tell any run from none."""
     splits: dict[str, list[dict[str, str]]] = {"train": [], "test": []}
     for a in range(10):
         for b in range(10):
-            split = "test" if (a + 2 * b) % _EVERY == 0 else "train"
+            split = "test" if (a + 2 * b) % _OF < _HELD_OUT else "train"
             for question in QUESTIONS:
                 splits[split].append({"question": question.format(a=a, b=b), "answer": str(a + b)})
     return splits

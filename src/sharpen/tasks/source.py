@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, overload
 
 from sharpen.errors import DatasetError, DatasetNotFoundError
+from sharpen.files import near_path
 from sharpen.types import Task
 
 FORMATS = (".jsonl", ".json", ".parquet", ".csv")
@@ -117,6 +118,7 @@ def check_path(config: DatasetAddress) -> None:
     if _looks_local(config.path) and not Path(config.path).expanduser().exists():
         raise DatasetNotFoundError(
             f"dataset {config.path!r} does not exist: no such file or folder (seen from {Path.cwd()})"
+            f"{near_path(config.path)}"
         )
 
 
@@ -182,7 +184,9 @@ def _names(config: DatasetAddress, splits: Sequence[str]) -> list[str]:
     names = list(dict.fromkeys(part.split("[")[0].strip() for part in config.split.split("+")))
     for name in names:
         if name not in splits:
-            raise DatasetError(f"dataset {config.path!r} has no split {name!r}; its splits are: {listed}")
+            near = difflib.get_close_matches(name, list(splits), n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise DatasetError(f"dataset {config.path!r} has no split {name!r}; its splits are: {listed}{meant}")
     return names
 
 
@@ -260,7 +264,7 @@ def _problem(config: DatasetAddress, files: Sequence[str], failed: str, error: E
     named = next((file for file in files if file in everything), files[0] if len(files) == 1 else None)
     where = f", file {named!r}," if named and not _is(config, named) else ""
     kind = "" if Path(config.path).expanduser().exists() else " (neither a local path nor found on the hub)"
-    return f"dataset {config.path!r}{where} cannot be {failed}{kind}: {_one_line(error)}"
+    return f"dataset {config.path!r}{where} cannot be {failed}{kind}: {_one_line(error)}{near_path(config.path)}"
 
 
 def _wrong_configuration(config: DatasetAddress, error: str) -> str | None:

@@ -18,17 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from sharpen.config.resuming import ANOTHER_NAME
-from sharpen.errors import CheckpointError
+from sharpen.errors import CheckpointError, ModelError
 from sharpen.files import give_mode_of_new, partial_files
 from sharpen.trainer.checksums import changed_files, write_checksums
-from sharpen.trainer.sharding import shard_like
 
 if TYPE_CHECKING:
+    import torch
+
     from sharpen.trainer.model import TrainedModel
     from sharpen.trainer.team import Team
 
@@ -57,7 +56,7 @@ class SavedState:
     further: Mapping[str, Mapping[str, torch.Tensor]]
 
 
-class _TensorFiles(Mapping[str, torch.Tensor]):
+class _TensorFiles(Mapping[str, "torch.Tensor"]):
     """The tensors of some files, each read when it is accessed, so that no rank has to hold all of them."""
 
     def __init__(self, *files: Path) -> None:
@@ -96,6 +95,8 @@ def save(
     pieces = _pieces(policy, {"optimizer": optimizer_tensors, **(further or {})}, team)
 
     def write(partial: Path) -> None:
+        from safetensors.torch import save_file
+
         inner = partial / STATE
         inner.mkdir()
         for name, tensors in pieces:
@@ -127,6 +128,8 @@ def _pieces(
     policy: TrainedModel, further: Mapping[str, Mapping[str, torch.Tensor]], team: Team
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """Yield the tensors of a checkpoint file by file, gathering each file only when it is its turn."""
+    import torch
+
     yield _MODEL, team.gather(policy.checkpoint_tensors())
     if policy.compute_dtype != torch.float32 or policy.adapters is not None or policy.file_names_differ:
         yield "weights", team.gather(policy.parameters())
@@ -178,6 +181,10 @@ def copy_into(
 
     Raises `CheckpointError`, changing nothing, if one is missing or has another shape.
     """
+    import torch
+
+    from sharpen.trainer.sharding import shard_like
+
     for name, parameter in parameters.items():
         shape = tuple(weights[name].shape) if name in weights else "nothing"
         if shape != tuple(parameter.shape):
@@ -192,6 +199,8 @@ def copy_into(
 
 def set_random_state(random_state: Mapping[str, torch.Tensor]) -> None:
     """Set torch's random generators to a saved state."""
+    import torch
+
     torch.set_rng_state(random_state["cpu"])
     if "cuda" in random_state and torch.cuda.is_available():
         torch.cuda.set_rng_state(random_state["cuda"])
@@ -415,6 +424,8 @@ def _copy_unchanged(source: Path, directory: Path) -> None:
 
 
 def _random_state() -> dict[str, torch.Tensor]:
+    import torch
+
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
@@ -445,3 +456,18 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def best_of_run(folder: Path) -> Path | None:
+    """Return the checkpoint of a run's folder that was evaluated best, or the latest; None if it is no run's folder.
+    Raises `ModelError` if it has none."""
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{folder} has adapters alone: serve the checkpoint that it lies in, whose weights have them merged in"
+        )
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return None
+    checkpoint = pointed(folder, "best") or pointed(folder, "latest")
+    if checkpoint is None and (folder / "resolved.json").is_file():
+        raise ModelError(f"the run {folder} has no checkpoint yet (best, latest): there is no model of it")
+    return checkpoint

@@ -22,6 +22,7 @@ MARKS = ("run.db", "metrics.jsonl", "summary.json", "resolved.json", "certificat
 DEPTH = 4
 """How deep runs are looked for: below this are only the parts of a run."""
 _PARTS = re.compile(r"global_step_\d+|monitor|trainer_state|\..*")
+_UNNAMED = re.compile(r"Experiment-(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 _FRESH_S = 300.0
 """A run on another machine is taken to be running if it wrote this recently."""
 
@@ -46,6 +47,15 @@ class Folder:
     def name(self) -> str:
         """The run's name."""
         return self.path.name
+
+    @property
+    def title(self) -> str:
+        """The run's name; of one that nobody named, when it was made."""
+        found = _UNNAMED.fullmatch(self.name)
+        if found is None:
+            return self.name
+        year, month, day, hour, minute, second = found.groups()
+        return f"Run of {year}-{month}-{day}, {hour}:{minute}:{second}"
 
     @property
     def project(self) -> str:

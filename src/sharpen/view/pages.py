@@ -33,7 +33,7 @@ from sharpen.view import drawing
 from sharpen.view.data.compare import compare_page
 from sharpen.view.data.measures import to_json
 from sharpen.view.data.rollout import call_tokens, rollout_page
-from sharpen.view.data.run import reward_margins, run_page, series
+from sharpen.view.data.run import curve_csv, reward_margins, reward_range, run_page, series
 from sharpen.view.data.runs import runs_page
 from sharpen.view.data.search import SearchQuery, name_of, number_of, search_page
 from sharpen.view.data.tasks import step_page, task_page, tasks_page
@@ -81,6 +81,7 @@ class Pages:
             Route("/run/{run}/rollout/{rollout}/note", self._note, methods=["POST"], name="note"),
             Route("/run/{run}/image/{sha256}", self._image, name="image"),
             Route("/run/{run}/series.json", self._series, name="series"),
+            Route("/run/{run}/curve.csv", self._curve, name="curve"),
             Mount("/static", StaticFiles(directory=HERE / "static"), name="static"),
         ]
 
@@ -98,15 +99,26 @@ class Pages:
     def _run(self, request: Request) -> Response:
         folder = self._folder(request)
         diagnosis = self._library.diagnoses.of(folder, stamp(folder.path), wait_s=FRESH_S)
-        margins = reward_margins(self._library.index(folder, wait_s=FRESH_S))
+        index = self._library.index(folder, wait_s=FRESH_S)
         files = self._library.files(folder)
-        page = run_page(folder, files, diagnosis, margins=margins, price_per_hour=self._price)
+        page = run_page(
+            folder,
+            files,
+            diagnosis,
+            margins=reward_margins(index),
+            rewards=reward_range(index),
+            price_per_hour=self._price,
+        )
         return self._answer(request, "run.html", page, run=folder)
 
     def _series(self, request: Request) -> Response:
         files = self._library.files(self._folder(request))
         names = request.query_params.getlist("name")
         return JSONResponse(to_json([series(files, name) for name in names]))
+
+    def _curve(self, request: Request) -> Response:
+        folder = self._folder(request)
+        return Response(curve_csv(folder, self._library.files(folder)), media_type="text/csv; charset=utf-8")
 
     async def _events(self, request: Request) -> Response:
         key = request.query_params.get("run")
@@ -132,6 +144,7 @@ class Pages:
             self._library.index(folder, wait_s=FRESH_S),
             place=query.get("of", ""),
             order=query.get("order", "change"),
+            text=query.get("text", ""),
             page=_whole(query.get("page")),
         )
         return self._answer(request, "tasks.html", page, run=folder)

@@ -90,7 +90,7 @@ def compare_page(runs: Sequence[tuple[Folder, RunFiles, Index]], *, price_per_ho
         ),
         differences=tuple(differences),
         settings=tuple(_settings([files for _, files in rows])),
-        incomplete=tuple(folder.name for folder, _, index in runs if not index.state().complete),
+        incomplete=tuple(folder.title for folder, _, index in runs if not index.state().complete),
     )
 
 

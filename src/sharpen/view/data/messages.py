@@ -110,7 +110,7 @@ def _origin(call: Call, earlier: Sequence[Call], found: Sequence[Origin]) -> Ori
             call=call.index,
             kind="continues",
             of=call.parent,
-            kept=_kept(call, parent),
+            kept=_kept_and_answer(call, parent),
             kept_ids=len(parent.prompt_ids_P) + len(parent.sampled_ids_S),
             reason="",
             depth=found[call.parent].depth,
@@ -171,6 +171,14 @@ def _kept(call: Call, other: Call) -> int:
             break
         count += 1
     return count
+
+
+def _kept_and_answer(call: Call, parent: Call) -> int:
+    """Return how many messages a call has from the one that it continues, whose answer it has token by token, however
+    the agent wrote it down when it sent it back."""
+    kept = _kept(call, parent)
+    answered = kept == len(parent.messages) < len(call.messages)
+    return kept + (answered and call.messages[kept].get("role") == "assistant")
 
 
 def _kept_ids(call: Call, other: Call) -> int:

@@ -6,10 +6,14 @@ does it cost, every metric.
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sharpen.certificate.checks import MEANING, MEANING_OF_ROWS
 from sharpen.monitor import spent
 from sharpen.monitor.intervals import ratio
 from sharpen.view.data.measures import Count, Series, counts, finite, thinned
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from sharpen.diagnose.finding import Finding
 
 MODES = ("sampled", "greedy")
+_MEANINGS = {**MEANING, **MEANING_OF_ROWS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +44,11 @@ class Learning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRow:
-    """An invariant of the certificate: how much was checked, how much of it broke, the first that did."""
+    """An invariant of the certificate, in a sentence: how much was checked, how much of it broke, the first that
+    did."""
 
     name: str
+    meaning: str
     checked: int
     broken: int
     first: str | None
@@ -152,13 +159,15 @@ def run_page(
     diagnosis: Diagnosis,
     *,
     margins: Mapping[int, float] | None = None,
+    rewards: tuple[float, float] | None = None,
     price_per_hour: float | None = None,
 ) -> RunPage:
-    """Return the page of a run; `margins` are those of `reward_margins`, `price_per_hour` is what the machine costs."""
+    """Return the page of a run; `margins` are those of `reward_margins`, `rewards` the range of `reward_range`,
+    `price_per_hour` is what the machine costs."""
     row = run_row(folder, files)
     return RunPage(
         run=row,
-        learning=_learning(row, files, margins or {}),
+        learning=_learning(row, files, margins or {}, rewards or (-math.inf, math.inf)),
         soundness=_soundness(files),
         findings=tuple(map(_card, diagnosis.findings)),
         no_findings=_why_no_findings(diagnosis, row),
@@ -185,11 +194,11 @@ def series(files: RunFiles, name: str, *, label: str = "", low: str = "", high: 
     )
 
 
-def _learning(row: RunRow, files: RunFiles, margins: Mapping[int, float]) -> Learning:
+def _learning(row: RunRow, files: RunFiles, margins: Mapping[int, float], rewards: tuple[float, float]) -> Learning:
     verdict = files.summary.get("verdict")
     remarks = verdict.get("remarks", ()) if isinstance(verdict, Mapping) else ()
     return Learning(
-        training=_with_margins(training(row, files), margins),
+        training=_with_margins(training(row, files), margins, rewards),
         evaluations=tuple(evaluations(files)),
         verdict_text=row.verdict_text,
         remarks=tuple(map(str, remarks)),
@@ -203,13 +212,19 @@ def training(row: RunRow, files: RunFiles) -> Series:
     return series(files, "reward/mean", label="training reward")
 
 
-def _with_margins(rewards: Series, margins: Mapping[int, float]) -> Series:
-    """Return a series with the interval of each step whose margin is known."""
+def _with_margins(rewards: Series, margins: Mapping[int, float], among: tuple[float, float]) -> Series:
+    """Return a series with the interval of each step whose margin is known, as far as it is `among` the rewards that
+    there are: no mean of 0 and 1 is above 1."""
+    least, most = among
     pairs = [(value, margins.get(step)) for step, value in zip(rewards.steps, rewards.values, strict=True)]
     if all(value is None or margin is None for value, margin in pairs):
         return rewards
-    low = tuple(None if value is None or margin is None else value - margin for value, margin in pairs)
-    high = tuple(None if value is None or margin is None else value + margin for value, margin in pairs)
+    low = tuple(
+        None if value is None or margin is None else max(value - margin, min(least, value)) for value, margin in pairs
+    )
+    high = tuple(
+        None if value is None or margin is None else min(value + margin, max(most, value)) for value, margin in pairs
+    )
     return replace(rewards, low=low, high=high)
 
 
@@ -228,6 +243,13 @@ def reward_margins(index: Index) -> dict[int, float]:
     return {step: margin for step, margin in margins.items() if margin}
 
 
+def reward_range(index: Index) -> tuple[float, float] | None:
+    """Return the lowest and the highest reward of the training; None without any."""
+    with index.reading() as connection:
+        low, high = connection.execute("SELECT MIN(low), MAX(high) FROM groups WHERE place = ?", (TRAINING,)).fetchone()
+    return None if low is None else (low, high)
+
+
 def _margin(tasks: Sequence[tuple[int, float]]) -> float:
     mean, _, high = ratio([count * of_task for count, of_task in tasks], [count for count, _ in tasks])
     return high - mean
@@ -244,6 +266,24 @@ def evaluations(files: RunFiles) -> Iterable[Series]:
             yield series(files, name, label=f"{dataset} {mode}", low=f"{place}/low", high=f"{place}/high")
         elif name == "eval/loss":
             yield series(files, name, label="held-out loss")
+
+
+def curve_csv(folder: Folder, files: RunFiles) -> str:
+    """Return the curve of a run as CSV: a line for each step, with its time, the training reward (or loss) and the
+    evaluations with their intervals; a number that a step has not is left empty."""
+    curves = [training(run_row(folder, files), files), *evaluations(files)]
+    columns: dict[str, dict[int, float | None]] = {}
+    for one in curves:
+        for name, values in ((one.name, one.values), (f"{one.name} low", one.low), (f"{one.name} high", one.high)):
+            if values:
+                columns[name] = dict(zip(one.steps, values, strict=True))
+    times = {step: time for one in curves for step, time in zip(one.steps, one.times, strict=True)}
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(["step", "time", *columns])
+    for step in sorted(times):
+        writer.writerow([step, times[step], *(column.get(step) for column in columns.values())])
+    return out.getvalue()
 
 
 def _soundness(files: RunFiles) -> Soundness:
@@ -275,6 +315,7 @@ def _checks(found: Any) -> Iterable[CheckRow]:
             first = check.get("first")
             yield CheckRow(
                 name=check["name"],
+                meaning=_MEANINGS.get(check["name"], ""),
                 checked=int(finite(check.get("checked")) or 0),
                 broken=int(finite(check.get("broken")) or 0),
                 first=first if isinstance(first, str) else None,

@@ -20,14 +20,15 @@ SPARK_POINTS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """A run in one line. `key` names it in URLs. `measure` says what `before`, `after` and `change` measure (`sampled
-    accuracy`, `held-out loss`); `verdict` is its kind (`better`, `not_shown`, `worse`, `unknown`; None: not ended).
-    `certified` is None if there is no certificate yet. `spark` is the course of the training reward (or loss), thinned.
-    `error` is what ended the run early (None: nothing did, or it works again). `problems` says what is missing or
-    damaged in the directory."""
+    """A run in one line. `key` names it in URLs, `title` is its name for people. It began at `started` (Unix time).
+    `measure` says what `before`, `after` and `change` measure (`sampled accuracy`, `held-out loss`); `verdict` is its
+    kind (`better`, `not_shown`, `worse`, `unknown`; None: not ended). `certified` is None if there is no certificate
+    yet. `spark` is the course of the training reward (or loss), thinned. `error` is what ended the run early (None:
+    nothing did, or it works again). `problems` says what is missing or damaged in the directory."""
 
     key: str
     name: str
+    title: str
     project: str
     path: str
     state: State
@@ -93,6 +94,7 @@ def run_row(folder: Folder, files: RunFiles) -> RunRow:
     return RunRow(
         key=folder.key,
         name=folder.name,
+        title=folder.title,
         project=folder.project,
         path=str(folder.path),
         state=state,
@@ -101,7 +103,7 @@ def run_row(folder: Folder, files: RunFiles) -> RunRow:
         learns_from="rows" if from_rows else "rollouts",
         steps=max((int(row["step"]) for row in files.rows), default=_int(files.summary.get("steps")) or 0),
         total_steps=_int(files.setting("train_dataset.total_steps")),
-        started=min(times, default=None),
+        started=finite(files.setting(STARTED)) or min(times, default=None),
         updated=max([*times, *filter(None, [finite(files.setting(STARTED))])], default=None),
         measure=measure,
         before=before,
@@ -120,7 +122,7 @@ def run_row(folder: Folder, files: RunFiles) -> RunRow:
 
 
 def _searched(row: RunRow) -> str:
-    return " ".join(filter(None, (row.name, row.project, row.model, row.algorithm))).lower()
+    return " ".join(filter(None, (row.name, row.title, row.project, row.model, row.algorithm))).lower()
 
 
 def _sort_value(row: RunRow, sort: str) -> Any:

@@ -17,6 +17,8 @@ from sharpen.view.index import Index, IndexState
 
 COLUMNS = 60
 PAGE = 100
+QUESTION = 200
+"""Characters of a question in the table of tasks."""
 ORDERS = ("change", "worse", "name", "first", "last")
 
 
@@ -32,9 +34,10 @@ class Column:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow:
     """A task: its mean reward in each column (None: not there), in the first and the last that it has, and the
-    change between them (None with one column alone)."""
+    change between them (None with one column alone). `question` is the beginning of what the agent was asked."""
 
     task: str
+    question: str
     cells: tuple[float | None, ...]
     first: float
     last: float
@@ -45,7 +48,8 @@ class TaskRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasksPage:
     """Tasks by columns. `place` is what is shown, of `places`; `better`, `worse` and `same` count all tasks with a
-    change; `low` and `high` are the range of all cells, for colours."""
+    change; `low` and `high` are the range of all cells, for colours. `text` is what the tasks were filtered by,
+    `total` their number without it."""
 
     place: str
     places: tuple[str, ...]
@@ -55,6 +59,7 @@ class TasksPage:
     page: int
     num_pages: int
     total: int
+    text: str
     better: int
     worse: int
     same: int
@@ -133,8 +138,9 @@ class StepPage:
     index: IndexState
 
 
-def tasks_page(index: Index, *, place: str = "", order: str = "change", page: int = 1) -> TasksPage:
-    """Return the heat map of a place: by default the evaluation with most moments, else the training."""
+def tasks_page(index: Index, *, place: str = "", order: str = "change", text: str = "", page: int = 1) -> TasksPage:
+    """Return the heat map of a place: by default the evaluation with most moments, else the training. Of the tasks,
+    those with `text` in their id or question."""
     state = index.state()
     with index.reading() as connection:
         places = [
@@ -142,7 +148,10 @@ def tasks_page(index: Index, *, place: str = "", order: str = "change", page: in
         ]
         place = place if place in places else _default_place(places)
         columns, cells = _training(connection) if place == TRAINING else _evaluations(connection, place)
-    rows = [_task_row(task, by_column, len(columns)) for task, by_column in cells.items()]
+        asked = _questions(connection, place)
+    rows = [_task_row(task, asked.get(task, ""), by_column, len(columns)) for task, by_column in cells.items()]
+    total = len(rows)
+    rows = [row for row in rows if text.lower() in f"{row.task}\n{row.question}".lower()]
     order = order if order in ORDERS else "change"
     rows.sort(key=lambda row: _sort_key(row, order))
     num_pages = max(1, -(-len(rows) // PAGE))
@@ -157,7 +166,8 @@ def tasks_page(index: Index, *, place: str = "", order: str = "change", page: in
         order=order,
         page=page,
         num_pages=num_pages,
-        total=len(rows),
+        total=total,
+        text=text,
         better=sum(change > 0 for change in changes),
         worse=sum(change < 0 for change in changes),
         same=sum(change == 0 for change in changes),
@@ -272,17 +282,29 @@ def _cells(rows: Iterable[Any]) -> dict[str, dict[int, tuple[float, int]]]:
     return cells
 
 
-def _task_row(task: str, by_column: Mapping[int, tuple[float, int]], num_columns: int) -> TaskRow:
+def _task_row(task: str, question: str, by_column: Mapping[int, tuple[float, int]], num_columns: int) -> TaskRow:
     values = tuple(by_column[column][0] if column in by_column else None for column in range(num_columns))
     known = [value for value in values if value is not None]
     return TaskRow(
         task=task,
+        question=question,
         cells=values,
         first=known[0],
         last=known[-1],
         change=known[-1] - known[0] if len(known) > 1 else None,
         groups=sum(count for _, count in by_column.values()),
     )
+
+
+def _questions(connection: sqlite3.Connection, place: str) -> dict[str, str]:
+    """Return the beginning of what the agent was asked, by task."""
+    first = "SELECT MIN(number) FROM rollouts WHERE place = ? GROUP BY task"
+    rows = connection.execute(
+        f"SELECT task, SUBSTR(question, 1, {QUESTION}) FROM rollouts JOIN words USING (number)"
+        f" WHERE number IN ({first})",
+        (place,),
+    )
+    return dict(rows.fetchall())
 
 
 def _sort_key(row: TaskRow, order: str) -> tuple[float | str, ...]:
