@@ -49,7 +49,9 @@ def resolve(run_dir, **settings):
 
 def test_the_command_prints_each_step_and_its_exit_code_tells(run_dir, capsys):
     assert main(["certify", str(run_dir), "--retrain", "--no-logprobs"]) == 0
-    assert capsys.readouterr().out.count(" repeated: cosine ") == STEP
+    said = capsys.readouterr()
+    assert said.out.count(" repeated: cosine ") == STEP
+    assert said.err.splitlines()[0].startswith("making updates once more")
     assert main(["certify", str(run_dir), "--retrain", "2", "--no-logprobs", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert [(one["first"], one["last"]) for one in content["repeated"]] == [(2, 2)]
@@ -90,6 +92,31 @@ def test_too_little_memory_is_said_and_nothing_is_loaded(finished):
     assert not found.repeated
     assert len(found.not_repeated) == STEP
     assert "GiB of memory" in found.not_repeated[0]
+
+
+def test_adapters_are_repeated_from_what_they_were_at_the_start(tmp_path, toy_model_dir, toy_dataset):
+    """Others than those that trained are found; a run of an earlier version did not record them."""
+    run_dir = make_run(tmp_path, toy_model_dir, toy_dataset, **{"trainer.lora.rank": 4})
+    found = retrain(run_dir)
+    assert [(one.first, one.last) for one in found.repeated] == [(1, 1), (2, 2)]
+    assert not found.problems
+    assert not found.not_repeated
+    file = run_dir / "adapters_at_start.safetensors"
+    adapters = load_file(file)
+    first, second = (
+        "model.layers.1.mlp.up_proj.lora_A.default.weight",
+        "model.layers.0.mlp.up_proj.lora_B.default.weight",
+    )
+    save_file(adapters | {first: adapters[first].roll(1)}, file)
+    (problem,) = retrain(run_dir).problems
+    assert "step 1:" in problem
+    save_file(adapters | {second: adapters[second] + 0.1}, file)
+    (problem,) = retrain(run_dir).problems
+    assert f"{second} is not 0 before the first update" in problem
+    file.unlink()
+    found = retrain(run_dir)
+    assert found.not_repeated == ("the updates of steps 1: adapters begin at random, and this run did not record how",)
+    assert [(one.first, one.last) for one in found.repeated] == [(2, 2)]
 
 
 @pytest.mark.parametrize(

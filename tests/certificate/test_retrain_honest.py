@@ -24,6 +24,6 @@ def test_honest_steps_raise_no_alarm(kind, tmp_path, toy_model_dir, toy_dataset)
     run = make_run(tmp_path, toy_model_dir, toy_dataset, steps=STEPS, rate=1e-3, **KINDS[kind])
     found = retrain(run)
     assert not found.problems
-    assert len(found.repeated) == (STEPS - 1 if kind == "adapters" else STEPS)
+    assert len(found.repeated) == STEPS
     shares = sorted(one.share for one in found.repeated)
     print(f"{kind}: {len(shares)} steps, the furthest tensor at {shares[0]:.0%} to {shares[-1]:.0%} of its bound")

@@ -28,7 +28,8 @@ def files(folder):
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}])
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path, lora):
     """Two steps in two processes, then one in one; and the other way round: the same as three in one. The files are
-    those that one process writes; the merged model of adapters is what transformers loads.
+    those that one process writes, of the adapters at the start too; the merged model of adapters is what transformers
+    loads.
 
     Red when a rank restores the whole optimizer state as its own part (`shard_like` in `load_state_tensors`)."""
     toy = make_toy(tmp_path / "model", "llama")
@@ -36,6 +37,13 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path, lora):
     plan = make_plan(toy, loss={"kl": "k3", "kl_coef": 0.1}, lora=lora, rate=1e-2)
     one = one_process(plan)
     group = group_of(plan)
+    for name, trainer in (("one_start", one), ("many_start", group)):
+        (tmp_path / name).mkdir()
+        trainer.save_start(tmp_path / name)
+    assert files(tmp_path / "one_start") == ([] if lora is None else ["adapters_at_start.safetensors"])
+    assert files(tmp_path / "many_start") == files(tmp_path / "one_start")
+    for name in files(tmp_path / "one_start"):
+        assert (tmp_path / "one_start" / name).read_bytes() == (tmp_path / "many_start" / name).read_bytes()
     for _ in range(2):
         one.train_step(toy.batches())
         group.train_step(toy.batches())

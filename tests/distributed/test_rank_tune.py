@@ -13,6 +13,7 @@ from rank_runs import BATCH_SIZE, GROUP_SIZE, assert_same_losses, disturbing, ro
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 from sharpen.certificate.certify import certify
+from sharpen.certificate.retrain import retrain
 from sharpen.cli.main import FAILED, main
 from sharpen.errors import RankError
 from sharpen.experience.reading import read_groups_at, read_last_groups, read_steps
@@ -22,13 +23,21 @@ pytestmark = pytest.mark.distributed
 
 def test_a_run_of_two_processes_is_that_of_one(tmp_path, toy_model_dir, toy_dataset, undisturbed):
     """The same rollouts, losses to 1e-6, a certificate that holds, weights that the engine was given from shared memory
-    and that the trainer's logprobs agree with in every step."""
+    and that the trainer's logprobs agree with in every step. The updates, made once more by the plain loop, which knows
+    no processes, are the same; what another rate would have made is found wrong."""
     two = run(tmp_path, toy_model_dir, toy_dataset, 2)
     assert_same_losses(undisturbed, two.run_dir)
     assert max(row["trainer/logprob_gap_max"] for row in rows(two.run_dir).values()) < 1e-4
     certificate = certify(two.run_dir)
     assert certificate.holds, certificate.problems
     assert not leftover_ranks()
+    again = retrain(two.run_dir)
+    assert [(one.first, one.last) for one in again.repeated] == [(1, 2), (3, 4)]
+    assert not again.problems
+    recorded = json.loads((two.run_dir / "resolved.json").read_text())
+    recorded["algorithm.learning_rate"]["value"] *= 0.99
+    (two.run_dir / "resolved.json").write_text(json.dumps(recorded))
+    assert len(retrain(two.run_dir).problems) == 2
 
 
 def kill_soon() -> None:

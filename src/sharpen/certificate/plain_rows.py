@@ -32,18 +32,15 @@ class RowSteps:
         self._settings = settings
         self._lessons, self._missing = read_lessons(run_dir, settings.now)
 
-    def reason(self, step: int) -> str | None:
-        """Say why a step cannot be repeated; None if it can."""
-        reasons = [*unrepeatable(self._settings.config(step))]
-        if step not in self._lessons:
-            reasons.append(next(iter(self._missing), "its rows are not those of the dataset any more"))
-        elif any(one.pictures for lesson in self._lessons[step] for one in lesson.experiences):
-            reasons.append("their rows have images")
-        return reasons[0] if reasons else None
-
-    def step(self, step: int) -> PlainStep:
-        """Return a step."""
-        config, lessons = self._settings.config(step), self._lessons[step]
+    def step(self, step: int) -> PlainStep | str:
+        """Return a step, or say why it cannot be repeated."""
+        config, lessons = self._settings.config(step), self._lessons.get(step)
+        for reason in unrepeatable(config):
+            return reason
+        if lessons is None:
+            return next(iter(self._missing), "its rows are not those of the dataset any more")
+        if any(one.pictures for lesson in lessons for one in lesson.experiences):
+            return "their rows have images"
         parts = config.trainer.num_minibatches
         bounds = [len(lessons) * part // parts for part in range(parts + 1)]
         updates = [[*_update(lessons[start:end], config)] for start, end in pairwise(bounds)]

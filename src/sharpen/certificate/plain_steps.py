@@ -36,18 +36,14 @@ class RolloutSteps:
         self._placed = read_step_groups(self._journal)
         self._masks = TokenMasks.of_folder(base)
 
-    def reason(self, step: int) -> str | None:
-        """Say why a step cannot be repeated; None if it can."""
-        config = self._settings.config(step)
-        reasons = [*unrepeatable(config), *_without_formula(config)]
-        if not reasons:
-            reasons = [why for one in self._expected(step) for why in _unrepeatable_call(one.call)]
-        return reasons[0] if reasons else None
-
-    def step(self, step: int) -> PlainStep:
-        """Return a step."""
+    def step(self, step: int) -> PlainStep | str:
+        """Return a step, or say why it cannot be repeated."""
         config, rules = self._settings.config(step), self._settings.rules(step)
+        for reason in (*unrepeatable(config), *_without_formula(config)):
+            return reason
         expected = self._expected(step)
+        for reason in (why for one in expected for why in _unrepeatable_call(one.call)):
+            return reason
         updates: list[list[PlainSequence]] = [[] for _ in range(1 + max((one.update for one in expected), default=-1))]
         for one in expected:
             updates[one.update].append(self._sequence(one))

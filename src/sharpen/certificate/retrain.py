@@ -24,8 +24,14 @@ from sharpen.certificate.lineage import read_lineage
 from sharpen.certificate.loss_rules import LossRules
 from sharpen.certificate.plain_adamw import State, moved_by
 from sharpen.certificate.plain_steps import RolloutSteps
-from sharpen.certificate.plain_update import HEAD, PlainModel, make_steps
-from sharpen.certificate.saved_state import SavedState, num_weights, read_state
+from sharpen.certificate.plain_update import HEAD, PlainModel, PlainStep, make_steps
+from sharpen.certificate.saved_state import (
+    SavedState,
+    num_weights,
+    read_adapters_at_start,
+    read_state,
+    records_adapters_at_start,
+)
 from sharpen.errors import ConfigError, ModelError
 from sharpen.execution.model_files import model_folder, quiet_transformers
 from sharpen.host_memory import available_bytes
@@ -64,15 +70,13 @@ def retrain(
     done: list[RepeatedSteps] = []
     problems: list[str] = []
     missing: list[str] = []
-    for begin, end in records.stretches():
+    asked = [one for one in records.stretches() if not steps or set(steps) & set(range(one[0] + 1, one[1] + 1))]
+    if asked:
+        tell(f"making updates once more, up to step {asked[-1][1]}; the first are those of step {asked[0][0] + 1}")
+    for begin, end in asked:
         inside = range(begin + 1, end + 1)
-        if steps and not set(steps) & set(inside):
-            continue
-        if reason := records.reason(begin, inside, free):
-            missing.append(f"the updates of steps {steps_in_words(inside)}: {reason}")
-            continue
         try:
-            likeness = records.repeat(begin, end)
+            likeness = records.repeat(begin, end, free)
         except ModelError as error:
             missing.append(f"the updates of steps {steps_in_words(inside)}: {error}")
             continue
@@ -81,6 +85,9 @@ def retrain(
                 f"the updates of steps {steps_in_words(inside)} cannot be made once more: a checkpoint is damaged "
                 f"({type(error).__name__}: {error})"
             )
+            continue
+        if isinstance(likeness, str):
+            missing.append(f"the updates of steps {steps_in_words(inside)}: {likeness}")
             continue
         done.append(_repeated(begin, end, likeness))
         tell(done[-1].line)
@@ -148,29 +155,32 @@ class _Records:
         """Yield the steps of each checkpoint and of the next one; the first is the model before training, step 0."""
         yield from zip([0, *self._saved], self._saved, strict=False)
 
-    def reason(self, begin: int, inside: range, free: int) -> str | None:
-        """Say why steps cannot be repeated in so many bytes of memory; None if they can."""
-        if self._adapts and begin == 0:
-            return "adapters begin at random, and no checkpoint holds how"
-        if (why := next((why for step in inside if (why := self._steps.reason(step)) is not None), None)) is not None:
-            return why
-        needed = _BYTES * num_weights(self._run_dir / f"global_step_{inside[-1]}")
+    def repeat(self, begin: int, end: int, free: int) -> Likeness | str:
+        """Make the steps from one checkpoint to the other again, in two precisions, and compare; or say why that cannot
+        be done in so many bytes of memory."""
+        if self._adapts and begin == 0 and not records_adapters_at_start(self._run_dir):
+            return "adapters begin at random, and this run did not record how"
+        needed = _BYTES * num_weights(self._run_dir / f"global_step_{end}")
         if needed > free:
             return f"that takes about {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free"
-        return None
+        steps: list[PlainStep] = []
+        for number in range(begin + 1, end + 1):
+            step = self._steps.step(number)
+            if isinstance(step, str):
+                return step
+            steps.append(step)
+        return self._compared(begin, end, steps)
 
-    def repeat(self, begin: int, end: int) -> Likeness:
-        """Make the steps from one checkpoint to the other again, in two precisions, and compare."""
+    def _compared(self, begin: int, end: int, steps: Sequence[PlainStep]) -> Likeness:
         after = read_state(self._run_dir / f"global_step_{end}")
         high = self._model(rounded=False, dtype=torch.float32 if after.rounded else torch.float64, scale=_scale(after))
         low = self._model(rounded=after.rounded, dtype=torch.float32, scale=_scale(after))
         start = _start(low, after)
-        before = start if begin == 0 else read_state(self._run_dir / f"global_step_{begin}").state
+        before = self._before(begin, start)
         if after.state.kl_coef is not None and before.kl_coef is None:
             before.kl_coef = LossRules.of(self._settings.config(begin + 1)).kl_coef
         if unknown := before.weights.keys() ^ start.weights.keys():
             raise ModelError(f"{min(unknown)} is either in the checkpoint or in transformers' model, not in both")
-        steps = [self._steps.step(step) for step in range(begin + 1, end + 1)]
         exact = make_steps(high, before, steps, _to(start.weights, high.dtype))
         several = sum(step.epochs * len(step.updates) for step in steps) > 1
         rounded = [
@@ -184,6 +194,12 @@ class _Records:
                 own = moved_by(before.critic, after.state.critic, exact.critic.counts, rates)
             found.append(compare(before.critic, after.state.critic, exact.critic, critics, own, "critic "))
         return found[0] if len(found) == 1 else found[0].beside(found[1])
+
+    def _before(self, begin: int, start: State) -> State:
+        """The state before the step after `begin`."""
+        if begin:
+            return read_state(self._run_dir / f"global_step_{begin}").state
+        return replace(start, weights=read_adapters_at_start(self._run_dir)) if self._adapts else start
 
     @functools.cache  # noqa: B019 (lives as long as the call of `retrain`)
     def _model(self, *, rounded: bool, dtype: torch.dtype, scale: float | None) -> PlainModel:

@@ -18,6 +18,8 @@ from sharpen.certificate.plain_adamw import KINDS, State
 
 _COUNT = "step"
 """What the optimizer calls the number of updates of a weight."""
+_ADAPTERS_AT_START = "adapters_at_start.safetensors"
+"""What a run that trains adapters began with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,21 @@ def read_state(folder: Path) -> SavedState:
         rounded=any(tensor.dtype == torch.bfloat16 for tensor in model.values()),
         adapters=content.get("adapters"),
     )
+
+
+def records_adapters_at_start(run_dir: Path) -> bool:
+    """Whether a run recorded the adapters that it began with; earlier versions did not."""
+    return (run_dir / _ADAPTERS_AT_START).exists()
+
+
+def read_adapters_at_start(run_dir: Path) -> dict[str, torch.Tensor]:
+    """Read the adapters that a run began with. Raises `ValueError` if they have an effect, so that the run did not
+    begin with its model; `OSError` or `SafetensorError` if the file is damaged."""
+    file = run_dir / _ADAPTERS_AT_START
+    adapters = _tensors([file])
+    if wrong := [name for name, tensor in adapters.items() if ".lora_B." in name and bool(tensor.any())]:
+        raise ValueError(f"{file.name}: {wrong[0]} is not 0 before the first update")
+    return adapters
 
 
 def num_weights(folder: Path) -> int:

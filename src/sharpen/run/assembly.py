@@ -292,8 +292,10 @@ def _probe(site: Site, serving: Serving | None) -> Sequence[Experience]:
 
 
 def _restore(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: ExpertRows | None) -> Progress:
-    """Restore every part that has a state from the checkpoint, and return how far the run is."""
+    """Restore every part that has a state from the checkpoint, and return how far the run is. A new run records how it
+    begins."""
     if site.directory.checkpoint is None:
+        trainer.save_start(site.directory.path)
         order = {} if site.order is None else site.order.state()
         return Progress(order=order, expert={} if expert is None else expert.state())
     progress = Progress.from_json(trainer.restore(site.directory.checkpoint))

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from sharpen.config.resuming import ANOTHER_NAME
 from sharpen.errors import CheckpointError, ModelError
-from sharpen.files import give_mode_of_new, partial_files
+from sharpen.files import give_mode_of_new, partial_files, write_whole
 from sharpen.trainer.checksums import changed_files, write_checksums
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ Pointer = Literal["latest", "best"]
 PREFIX = "global_step_"
 STATE = "trainer_state"
 ADAPTERS = "adapters"
+START = "adapters_at_start.safetensors"
+"""The file of a run directory that holds the adapters before the first update, which begin at random."""
 _MODEL = "model"
 _NO_FOLDER = "which is no folder of this run"
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
@@ -121,6 +123,22 @@ def save(
             failure = error
     for _ in pieces:  # a rank that does not write, or failed, must still take part in gathering
         pass
+    team.agree(failure)
+
+
+def save_start(run_dir: Path, policy: TrainedModel, team: Team) -> None:
+    """Write the adapters as they are before the first update into a run directory; nothing if all weights train. Every
+    rank of the team calls this. Raises `CheckpointError` if the first one cannot write."""
+    if policy.adapters is None:
+        return
+    adapters, failure = team.gather(policy.parameters()), None
+    if team.rank == 0:
+        from safetensors.torch import save
+
+        try:
+            write_whole(run_dir / START, save(_on_cpu(adapters)))
+        except OSError as error:
+            failure = CheckpointError(f"could not write the adapters before training: {error}")
     team.agree(failure)
 
 

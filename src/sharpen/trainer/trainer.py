@@ -200,6 +200,11 @@ class Trainer:
             team=self._team,
         )
 
+    def save_start(self, run_dir: Path) -> None:
+        """Write what no checkpoint holds of the state before the first update: adapters, which begin at random. Raises
+        `CheckpointError`."""
+        checkpoint.save_start(run_dir, self.policy, self._team)
+
     def restore(self, directory: Path) -> dict[str, Any]:
         """Load weights, optimizer, random state, version and the state of the loss from a checkpoint.
 

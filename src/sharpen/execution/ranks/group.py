@@ -86,6 +86,10 @@ class TrainerGroup:
         """Write a checkpoint in the same form as a single process; see `Trainer.save`."""
         self._call("run", "save", directory, dict(position))
 
+    def save_start(self, run_dir: Path) -> None:
+        """See `Trainer.save_start`."""
+        self._call("run", "save_start", run_dir)
+
     def restore(self, directory: Path) -> dict[str, Any]:
         """Continue from a checkpoint of any number of processes; see `Trainer.restore`."""
         position: dict[str, Any] = self._change("restore", directory)

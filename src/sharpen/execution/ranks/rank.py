@@ -43,8 +43,8 @@ class RankTrainer:
         self._trainer = Trainer.load(plan, ranks.device, ranks)
 
     def run(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of the trainer (`train_step`, `measure`, `back_to`, `save`, `restore`). Raises what it
-        raises."""
+        """Call a method of the trainer (`train_step`, `measure`, `back_to`, `save`, `save_start`, `restore`). Raises
+        what it raises."""
         return getattr(self._trainer, method)(*arguments, **named)
 
     def attribute(self, name: str) -> Any:
