@@ -365,7 +365,15 @@ def _entropies(rollout: Rollout, call: Call) -> CallEntropies:
     """Make entropies of a call's tokens: higher where the token was less probable."""
     places_S: IntArray = np.arange(len(call.sampled_ids_S), dtype=np.int32) + len(call.prompt_ids_P)
     entropies_S = (0.1 - 0.7 * call.logprobs_S).astype(np.float16)
-    return CallEntropies(rollout_id=rollout.id, call=call.index, places_S=places_S, entropies_S=entropies_S)
+    return CallEntropies(
+        rollout_id=rollout.id,
+        call=call.index,
+        places_S=places_S,
+        entropies_S=entropies_S,
+        entropy=float(entropies_S.sum(dtype=np.float64)),
+        varentropy=float(len(places_S)),
+        cumulative=0.5 * len(places_S),
+    )
 
 
 def _call_trained(call: Call, rollout: Rollout, advantage: float, number: int) -> tuple[LossSpan, Experience]:

@@ -186,6 +186,9 @@ def test_the_table_has_entropies_where_they_are_recorded(tmp_path, run_dir, toke
         call=0,
         places_S=np.arange(first, first + count - 1, dtype=np.int32),
         entropies_S=np.full(count - 1, 1.25, np.float16),
+        entropy=1.25 * (count - 1),
+        varentropy=0.5 * (count - 1),
+        cumulative=0.5 * (count - 1),
     )
     place = GroupPlace(group_id="step-3/train/17", update=0, left_out=None, replayed=False)
     with Journal(tmp_path / "run/run.db") as journal:

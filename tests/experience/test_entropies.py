@@ -20,6 +20,9 @@ def of(call: int, places: list[int], entropies: list[float], rollout: str = "g/0
         call=call,
         places_S=np.array(places, np.int32),
         entropies_S=np.array(entropies, np.float16),
+        entropy=sum(entropies),
+        varentropy=0.5 * len(entropies),
+        cumulative=0.25 * len(entropies),
     )
 
 

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sharpen.certificate.checks import sentence
-from sharpen.certificate.draws import DrawTest
+from sharpen.certificate.checks import DRAWS, sentence
+from sharpen.certificate.draws import DrawTest, ran_ahead
 from sharpen.certificate.lineage import Lineage, in_words, read_lineage
 from sharpen.experience.reading import count_calls, count_outcomes, count_taught, read_checks
 from sharpen.files import write_whole
@@ -79,8 +79,9 @@ class Certificate:
     `outcomes` counts the run's rollouts by outcome, `calls` their calls by status, `rows` the rows of a run without
     rollouts by what happened to them. `repeated` are the steps whose updates were made once more. `staleness` is (the
     age of the oldest trained token, the age allowed) in policy versions, for runs whose rollouts run ahead of the
-    training. `draws` are the tests of whether the tokens were drawn from the recorded distributions. `not_recomputed`
-    lists what cannot be recomputed and is therefore not covered.
+    training. `draws` are the tests of whether the tokens were drawn from the recorded distributions,
+    `untested` says of which steps' tokens this is not known. `not_recomputed` lists what cannot be recomputed and is
+    therefore not covered.
     """
 
     weights: str | None
@@ -96,6 +97,7 @@ class Certificate:
     losses: LossGaps | None = None
     repeated: tuple[RepeatedSteps, ...] = ()
     draws: tuple[DrawTest, ...] = ()
+    untested: tuple[str, ...] = ()
     problems: tuple[str, ...] = field(default=())
     not_recomputed: tuple[str, ...] = field(default=())
 
@@ -143,6 +145,7 @@ class Certificate:
         if self.undone:
             lines.append(f"{'':>7}  undone       {self.undone:>12,} steps in run.db are in no weights: not counted")
         lines += [f"  - not recomputed: {exception}" for exception in self.not_recomputed]
+        lines += [f"  - not tested: {what}" for what in self.untested]
         if not self.repeated:
             lines.append("  - not made once more (sharpen certify --retrain does it): the optimizer's update itself")
         return [*lines, *(f"  ! {problem}" for problem in self.problems)]
@@ -173,7 +176,31 @@ def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certi
         outcomes=count_outcomes(journal, groups),
         calls=count_calls(journal, groups),
         rows=count_taught(journal, steps),
+        untested=untested(lineage, by_step),
         problems=(*lineage.problems, *problems_of(by_step), *_unchecked_steps(steps, by_step)),
+    )
+
+
+def untested(lineage: Lineage, by_step: Mapping[int, Sequence[Check]]) -> tuple[str, ...]:
+    """Say of which steps it was not tested whether their tokens were drawn from the recorded distributions, and why."""
+    reasons: dict[str, list[int]] = {}
+    for record in lineage.steps:
+        tested = [check.checked for check in by_step.get(record.step, ()) if check.name == DRAWS]
+        if any(tested) or not record.metrics.get("tokens/sampled"):
+            continue
+        if ran_ahead(record.metrics):
+            why = "their rollouts ran ahead of the training, so that which tokens train when depends on what they are"
+        elif not tested:
+            why = "an earlier version of Sharpen did not test it"
+        else:
+            why = (
+                "no call counts. One does if its tokens are of the weights before the step's first update, were drawn "
+                "without top_p, top_k and a seed of the request, and trained for a reason that lies before them"
+            )
+        reasons.setdefault(why, []).append(record.step)
+    return tuple(
+        f"whether the tokens of steps {in_words(steps)} were drawn from the recorded distributions: {why}"
+        for why, steps in reasons.items()
     )
 
 

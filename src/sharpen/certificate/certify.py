@@ -8,7 +8,6 @@ is shared with the code that makes the batches.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections import Counter
@@ -21,10 +20,15 @@ import numpy as np
 from pydantic import ValidationError
 
 from sharpen.algorithm.supervised import learns_from_rows
-from sharpen.certificate.certificate import Certificate, LogprobGaps, add_up, problems_of, recorded_certificate
+from sharpen.certificate.certificate import (
+    Certificate,
+    LogprobGaps,
+    add_up,
+    problems_of,
+    recorded_certificate,
+)
 from sharpen.certificate.checks import MEANING_OF_ROWS
 from sharpen.certificate.constraints import constraint_check
-from sharpen.certificate.draws import LARGEST_VOCABULARY, tested_draws
 from sharpen.certificate.expectation import carries_loss, is_eligible
 from sharpen.certificate.experts import wrong_experts
 from sharpen.certificate.lineage import Lineage, in_words, read_lineage
@@ -75,9 +79,6 @@ def _recompute(run_dir: Path, config: RunConfig, saved: SavedWeights, *, logprob
     gaps = _recomputed_gaps(run_dir, config, saved, lineage, settings, problems, missing) if logprobs else None
     if not logprobs:
         missing.append("the logprobs, as requested; the certificate keeps the run's own comparison")
-    draws, untested = tested_draws(run_dir / "run.db", lineage, _vocabulary(config, saved))
-    problems += [problem for test in draws if (problem := test.problem) is not None]
-    missing += untested
     by_step = dict(recomputed.checks)
     for step, checks in read_checks(run_dir / "run.db").items():
         if step in by_step:
@@ -86,7 +87,7 @@ def _recompute(run_dir: Path, config: RunConfig, saved: SavedWeights, *, logprob
         recorded,
         checks=add_up(by_step.values()),
         logprob_gaps=gaps,
-        draws=draws,
+        draws=recomputed.draws,
         problems=tuple(dict.fromkeys((*recorded.problems, *problems_of(by_step), *problems))),
         not_recomputed=tuple(missing),
     )
@@ -228,16 +229,6 @@ def _recomputed_gaps(
     if num_trained and not any(gap.num_tokens for gap in total):
         problems.append(f"no logprob of the {num_trained} trained tokens could be compared")
     return _total_gaps(total)
-
-
-def _vocabulary(config: RunConfig, saved: SavedWeights) -> int:
-    """Return how many tokens the model knows, by the files of a checkpoint or of the model; if there are none, more
-    than usual."""
-    for folder in (*saved.folders.values(), Path(config.model.model_path).expanduser()):
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            return max(2, int(settings.get("text_config", settings)["vocab_size"]))
-    return LARGEST_VOCABULARY
 
 
 def _allowed(

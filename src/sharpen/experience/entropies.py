@@ -1,7 +1,7 @@
 """The entropies of trained tokens in the journal: written with each step, read for one rollout.
 
-In: `CallEntropies` of a step. Out: of a rollout, the entropy of each sampled token of each call. Stored are float16
-numbers, two bytes a token. Older journals do not have the table; the certificate does not read it.
+In: `CallEntropies` of a step. Out: of a rollout, the entropy of each sampled token of each call, as float16, two bytes
+a token; of a step, the exact sums of each call, which the certificate reads. Older journals do not have the tables.
 
 Shape suffix: S sampled tokens of a call, of which those trained have an entropy.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,10 +21,41 @@ from sharpen.types import CallEntropies, FloatArray, Rollout
 _HALF_BYTES = np.dtype("<f2")
 
 
+class EntropySums(NamedTuple):
+    """Of a call's trained tokens: how many they are, and the sums of `CallEntropies`."""
+
+    num_tokens: int
+    entropy: float
+    varentropy: float
+    cumulative: float
+
+
+def entropy_sums(calls: Iterable[CallEntropies]) -> dict[tuple[str, int], EntropySums]:
+    """Return the sums of each call, by rollout id and index."""
+    return {
+        (one.rollout_id, one.call): EntropySums(len(one.places_S), one.entropy, one.varentropy, one.cumulative)
+        for one in calls
+    }
+
+
+def read_entropy_sums(connection: sqlite3.Connection, step: int) -> dict[tuple[str, int], EntropySums]:
+    """Return the sums of a step's calls in an open journal; none for an older journal."""
+    if not has(connection, "entropy_sums"):
+        return {}
+    sql = "SELECT rollout_id, call, num_tokens, entropy, varentropy, cumulative FROM entropy_sums WHERE step = ?"
+    return {(rollout, call): EntropySums(*sums) for rollout, call, *sums in connection.execute(sql, (step,))}
+
+
 def insert_entropies(connection: sqlite3.Connection, step: int, calls: Iterable[CallEntropies]) -> None:
     """Write the entropies of a step, replacing those of an earlier step with the same number, which an interruption
     undid."""
-    connection.execute("DELETE FROM entropies WHERE step = ?", (step,))
+    calls = tuple(calls)
+    for table in ("entropies", "entropy_sums"):
+        connection.execute(f"DELETE FROM {table} WHERE step = ?", (step,))
+    connection.executemany(
+        "INSERT OR REPLACE INTO entropy_sums VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [(step, *key, *sums) for key, sums in entropy_sums(calls).items() if np.isfinite(sums).all()],
+    )
     connection.executemany(
         "INSERT INTO entropies (step, rollout_id, call, first, places, entropies) VALUES (?, ?, ?, ?, ?, ?)",
         [

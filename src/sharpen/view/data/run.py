@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sharpen.certificate.checks import MEANING, MEANING_OF_ROWS
+from sharpen.certificate.checks import MEANING, MEANING_OF_DRAWS, MEANING_OF_ROWS
 from sharpen.monitor import spent
 from sharpen.monitor.intervals import ratio
 from sharpen.view.data.measures import Count, Series, counts, finite, thinned
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sharpen.diagnose.finding import Finding
 
 MODES = ("sampled", "greedy")
-_MEANINGS = {**MEANING, **MEANING_OF_ROWS}
+_MEANINGS = {**MEANING, **MEANING_OF_DRAWS, **MEANING_OF_ROWS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
