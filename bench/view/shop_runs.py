@@ -424,7 +424,7 @@ def _evaluate(maker: Maker, transcripts: Journal, moment: str, step: int) -> Eva
 
 def _finish(path: Path, size: RunSize, evaluations: Mapping[str, Evaluation], last: int) -> None:
     """Write what a run writes at its end."""
-    from sharpen.certificate.certificate import write_certificate
+    from sharpen.certificate.certificate import recorded_certificate, write_certificate
 
     folder = path / f"global_step_{last}"
     candidates = Candidates(
@@ -448,7 +448,7 @@ def _finish(path: Path, size: RunSize, evaluations: Mapping[str, Evaluation], la
         verdict=judge_rewards(candidates, "sampled"),
     )
     write_summary(path / "summary.json", summary)
-    write_certificate(path)
+    write_certificate(path, recorded_certificate(path))
 
 
 def write_tokenizer(path: Path, step: int) -> None:

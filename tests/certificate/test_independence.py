@@ -53,6 +53,13 @@ def test_the_plain_loop_imports_nothing_of_the_trainer() -> None:
             assert not [name for name in imported(path) if name.startswith((*parts, "sharpen.blockwise"))], path
 
 
+def test_the_verdict_is_computed_again_by_other_code() -> None:
+    """Red when it asks the evaluator, the verdict or its statistics."""
+    for name in ("verdict", "evaluations", "plain_intervals"):
+        parts = ("sharpen.run", "sharpen.monitor", "sharpen.rescore", "sharpen.rollout")
+        assert not [one for one in imported(ROOT / "certificate" / f"{name}.py") if one.startswith(parts)], name
+
+
 def test_nor_does_what_it_imports() -> None:
     """In a process of its own, with every file of the folder loaded."""
     names = [f"sharpen.certificate.{path.stem}" for path in FILES if path.stem != "__init__"]

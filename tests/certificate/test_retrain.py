@@ -122,7 +122,7 @@ def test_adapters_are_repeated_from_what_they_were_at_the_start(tmp_path, toy_mo
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"trainer.optimizer": "muon"}, "the optimizer is muon"),
+        ({"trainer.optimizer": "adamw_8bit"}, "the optimizer is adamw_8bit"),
         ({"trainer.balance_coef": 0.1}, "a balance loss of experts is added"),
         ({"algorithm.algorithm_type": "mix"}, "an expert's rows train beside the rollouts"),
         ({"algorithm.algorithm_type": "jsd"}, "they are taught by another model"),
@@ -285,7 +285,7 @@ def test_a_weight_that_rounding_moves_either_way_is_no_fault_after_one_update():
 
     exact, rounded, found = updated(1e-9), updated(1.1e-9), updated(-1e-9)
     assert [float(one.weights["w"][1]) for one in (exact, found)] == pytest.approx([-0.1, 0.1])
-    own = moved_by(before, found, exact.counts, rates)
+    own = [moved_by(before, found, exact.counts, rates)] * 2
     assert not compare(before, found, exact, [rounded], own).wrong
     assert compare(before, found, exact, [rounded]).wrong
     found.weights["w"] = found.weights["w"] * 1.001

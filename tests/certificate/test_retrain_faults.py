@@ -27,6 +27,8 @@ WARMUP = ("grpo", {"trainer.warmup_steps": 8})
 PROXIMAL = ("gspo", {"trainer.num_minibatches": 2})
 ROUNDED = ("grpo", {"trainer.dtype": "bfloat16"})
 CRITIC = ("ppo", {"loss.kl": "k1", "loss.kl_coef": 0.05, "loss.kl_in": "reward"})
+MUON = ("grpo", {"trainer.optimizer": "muon"})
+MUONS = ("grpo", {"trainer.optimizer": "muon", "trainer.num_minibatches": 2})
 AHEAD = ("grpo", {"sync.offset": 1, "loss.behaviour": "truncated"})
 
 
@@ -314,6 +316,18 @@ FAULTS: dict[str, tuple[tuple[str, dict[str, Any]], Fault]] = {
     "no KL penalty in the reward": (CRITIC, algorithm(kl_coef=0.0)),
     "the critic does not learn": (CRITIC, critic_stays),
     "the critic learns a tenth": (CRITIC, critic_slow),
+    "with Muon, a block's gradient is negated": (MUON, gradients(lambda g: -g, "layers.0.mlp")),
+    "with Muon, a tensor does not learn": (MUON, gradients(lambda g: 0 * g, "layers.1.mlp.up_proj")),
+    "with Muon, no clip": (MUON, settings(max_grad_norm=1e9)),
+    "with Muon, a tenth of the learning rate": (MUON, lambda update: setattr(update.optimizer, "_peak", 1e-3)),
+    "with Muon, its moment keeps less": (MUON, groups(momentum=0.9)),
+    "with Muon, no step ahead": (MUON, groups(nesterov=False)),
+    "with Muon, steps of another size": (MUON, groups(adjust_lr_fn="original")),
+    "with Muon, three steps in place of five": (MUON, groups(ns_steps=3)),
+    "with Muon, the moments are lost": (MUON, no_moments),
+    "with Muon, each update is applied twice": (MUON, step_twice),
+    "with Muon, a block does not learn from several updates": (MUONS, gradients(lambda g: 0 * g, "layers.1.")),
+    "with Muon, steps of another size in several updates": (MUONS, groups(adjust_lr_fn="original")),
     "no behaviour weight": (AHEAD, algorithm(behaviour="unweighted", behaviour_high=None)),
 }
 
@@ -342,7 +356,7 @@ def test_a_step_without_a_fault_is_found_right(kind, run_of, tmp_path):
     found = update.found()
     assert not found.problems
     assert not found.not_repeated
-    assert found.repeated[0].cosine > (0.9 if kind == ROUNDED else 1 - 1e-6)
+    assert found.repeated[0].cosine > (0.9 if kind in (ROUNDED, MUON, MUONS) else 1 - 1e-6)
 
 
 @pytest.mark.parametrize("name", FAULTS)

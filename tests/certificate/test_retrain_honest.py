@@ -14,6 +14,8 @@ KINDS = {
     "bfloat16": {"trainer.dtype": "bfloat16"},
     "several updates in bfloat16": {"trainer.dtype": "bfloat16", "trainer.num_minibatches": 2, "trainer.epochs": 2},
     "adapters": {"trainer.lora.rank": 4},
+    "muon": {"trainer.optimizer": "muon"},
+    "several updates with muon": {"trainer.optimizer": "muon", "trainer.num_minibatches": 2},
     "ahead": {"sync.offset": 1, "loss.behaviour": "truncated", "trainer.num_minibatches": 2},
 }
 

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.certificate.certify import certify
 from sharpen.certificate.retrain import retrain
+from sharpen.view.data.run import updates_sentence
 
 ROOT = Path(__file__).parents[2]
 CLAIM = re.compile(r"comput\w+ (?:once more|twice|again) from (?:the|its|their) record", re.IGNORECASE)
@@ -34,8 +35,8 @@ def negated(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def test_an_update_in_the_wrong_direction_is_certified(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> None:
-    """This is the gap that the pages name. Red once the run itself finds it: then the pages must claim it. Made once
-    more, the updates of both steps, between which no checkpoint was saved, show it."""
+    """This is the gap that the pages name: of a run that is too short, no step is made once more beside it. Made once
+    more afterwards, the updates of both steps, between which no checkpoint was saved, show it."""
     hook = register_optimizer_step_pre_hook(negated)
     try:
         result = tune(
@@ -53,7 +54,8 @@ def test_an_update_in_the_wrong_direction_is_certified(tmp_path: Path, toy_model
         hook.remove()
     found = certify(result.run_dir)
     assert found.holds
-    assert any("optimizer's update" in line for line in found.lines())
+    assert any("optimizer's updates of 2 steps" in line for line in found.lines())
+    assert any("which took only" in line for line in found.lines())
     (problem,) = retrain(result.run_dir).problems
     assert "steps 1 to 2" in problem
 
@@ -72,4 +74,21 @@ def test_who_claims_says_what_is_not_recomputed() -> None:
                 claims[str(path.relative_to(ROOT))] = words
     assert {"README.md", "docs/understand/trust.md", "docs/understand/certificate.md"} < set(claims)
     assert len(claims) >= 6, "templates claim it too"
-    assert [place for place, words in claims.items() if "optimizer's update" not in words] == []
+    says = ("optimizer's update", "soundness.updates", "sound.updates")  # the sentence that the templates are given
+    assert [place for place, words in claims.items() if not any(one in words for one in says)] == []
+
+
+def test_pages_say_which_updates_were_made_once_more() -> None:
+    some = {"steps": 40, "repeated": [{"first": 1, "last": 1}, {"first": 39, "last": 40}]}
+    assert updates_sentence(some) == (
+        "The optimizer's updates of steps 1, 39 to 40 were made once more by other code, and every weight compared; "
+        "those of the other 37 were not (sharpen certify --retrain does it)."
+    )
+    assert updates_sentence(some | {"steps": 3}).endswith("every weight compared.")
+    for damaged in (
+        {},
+        {"repeated": 7},
+        {"repeated": [{"first": 1, "last": "x"}]},
+        {"repeated": [{"first": 0, "last": 1e9}]},
+    ):
+        assert updates_sentence(damaged).startswith("The optimizer's update itself is not")

@@ -1,7 +1,7 @@
 """The run certificate: the results of the checks of every step behind the run's weights, in one file.
 
 In: a run directory, whose `run.db` holds the checks that each step recorded. Out: `certificate.json`, written by the
-run itself; `certify` recomputes it from the recorded calls.
+run itself, with its verdict computed again (`certificate.verdict`); `certify` recomputes it from the recorded calls.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from sharpen.certificate.checks import DRAWS, sentence
 from sharpen.certificate.draws import DrawTest, ran_ahead
 from sharpen.certificate.lineage import Lineage, in_words, read_lineage
+from sharpen.experience.evidence import read_repeated
 from sharpen.experience.reading import count_calls, count_outcomes, count_taught, read_checks
 from sharpen.files import write_whole
 from sharpen.types import Check
@@ -70,6 +71,34 @@ class RepeatedSteps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Retrained:
+    """The steps whose updates were made once more; a sentence for each of these that does not agree; and one for each
+    that was not repeated."""
+
+    repeated: tuple[RepeatedSteps, ...] = ()
+    problems: tuple[str, ...] = ()
+    not_repeated: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[Retrained]) -> Retrained:
+        """Return several as one."""
+        return cls(
+            repeated=tuple(step for one in parts for step in one.repeated),
+            problems=tuple(sentence for one in parts for sentence in one.problems),
+            not_repeated=tuple(sentence for one in parts for sentence in one.not_repeated),
+        )
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Retrained:
+        """Read what `asdict` made. Raises `KeyError` or `TypeError` for something else."""
+        return cls(
+            repeated=tuple(RepeatedSteps(**step) for step in content["repeated"]),
+            problems=tuple(content["problems"]),
+            not_repeated=tuple(content["not_repeated"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """The results for the `steps` behind the checkpoint `weights` (None: no checkpoint was saved). `checks` are totals
     over these steps; `problems` describes each failure in a sentence. `undone` counts the steps in `run.db` that no
@@ -77,9 +106,10 @@ class Certificate:
 
     `truncated_tokens` counts the trained tokens sampled with `top_p` or `top_k`, whose logprobs are not compared.
     `outcomes` counts the run's rollouts by outcome, `calls` their calls by status, `rows` the rows of a run without
-    rollouts by what happened to them. `repeated` are the steps whose updates were made once more. `staleness` is (the
-    age of the oldest trained token, the age allowed) in policy versions, for runs whose rollouts run ahead of the
-    training. `draws` are the tests of whether the tokens were drawn from the recorded distributions,
+    rollouts by what happened to them. `repeated` are the steps whose updates were made once more, `not_repeated` says
+    why others were not that should have been. `verdict` says what of the evaluations was computed again and agrees.
+    `staleness` is (the age of the oldest trained token, the age allowed) in policy versions, for runs whose rollouts
+    run ahead of the training. `draws` are the tests of whether the tokens were drawn from the recorded distributions,
     `untested` says of which steps' tokens this is not known. `not_recomputed` lists what cannot be recomputed and is
     therefore not covered.
     """
@@ -98,6 +128,8 @@ class Certificate:
     repeated: tuple[RepeatedSteps, ...] = ()
     draws: tuple[DrawTest, ...] = ()
     untested: tuple[str, ...] = ()
+    not_repeated: tuple[str, ...] = ()
+    verdict: str = ""
     problems: tuple[str, ...] = field(default=())
     not_recomputed: tuple[str, ...] = field(default=())
 
@@ -138,6 +170,8 @@ class Certificate:
                 f"weights after steps {steps}"
             )
         lines += [f"{'ok' if one.share <= 1.0 else 'broken':>7}  updates      {one.line}" for one in self.repeated]
+        if self.verdict:
+            lines.append(f"{'ok':>7}  verdict      {self.verdict}")
         for name, counts in (("rollouts", self.outcomes), ("calls", self.calls), ("rows", self.rows)):
             if counts:
                 by_kind = ", ".join(f"{count} {kind}" for kind, count in counts.items())
@@ -146,17 +180,16 @@ class Certificate:
             lines.append(f"{'':>7}  undone       {self.undone:>12,} steps in run.db are in no weights: not counted")
         lines += [f"  - not recomputed: {exception}" for exception in self.not_recomputed]
         lines += [f"  - not tested: {what}" for what in self.untested]
-        if not self.repeated:
-            lines.append("  - not made once more (sharpen certify --retrain does it): the optimizer's update itself")
+        lines += [f"  - not made once more: {exception}" for exception in self.not_repeated]
+        if rest := self.steps - sum(1 + one.last - one.first for one in self.repeated):
+            whose = f"of {'the other ' if self.repeated else ''}{rest} steps"
+            lines.append(f"  - not made once more (sharpen certify --retrain does it): the optimizer's updates {whose}")
         return [*lines, *(f"  ! {problem}" for problem in self.problems)]
 
 
-def write_certificate(run_dir: Path) -> Certificate:
-    """Write `certificate.json` from the checks that the run's steps recorded. Raises `JournalError` if they cannot be
-    read."""
-    certificate = recorded_certificate(run_dir)
+def write_certificate(run_dir: Path, certificate: Certificate) -> None:
+    """Write `certificate.json`."""
     write_whole(run_dir / "certificate.json", f"{json.dumps(certificate.to_json(), indent=2)}\n", lasting=False)
-    return certificate
 
 
 def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certificate:
@@ -165,6 +198,7 @@ def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certi
     steps = {record.step: record.metrics for record in lineage.steps}
     by_step = {step: checks for step, checks in read_checks(journal).items() if step in steps}
     groups = {key for keys in lineage.groups.values() for key in keys}
+    updates = recorded_updates(journal, lineage)
     return Certificate(
         weights=None if lineage.weights is None else lineage.weights.name,
         steps=len(steps),
@@ -177,8 +211,19 @@ def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certi
         calls=count_calls(journal, groups),
         rows=count_taught(journal, steps),
         untested=untested(lineage, by_step),
-        problems=(*lineage.problems, *problems_of(by_step), *_unchecked_steps(steps, by_step)),
+        repeated=updates.repeated,
+        problems=(*lineage.problems, *problems_of(by_step), *_unchecked_steps(steps, by_step), *updates.problems),
+        not_repeated=updates.not_repeated,
     )
+
+
+def recorded_updates(journal: Path, lineage: Lineage) -> Retrained:
+    """Return what the run found when it made the updates of some of its steps once more."""
+    known = {(record.step, record.session) for record in lineage.steps}
+    found = [
+        Retrained.from_json(content) for step, session, content in read_repeated(journal) if (step, session) in known
+    ]
+    return Retrained.of(found)
 
 
 def untested(lineage: Lineage, by_step: Mapping[int, Sequence[Check]]) -> tuple[str, ...]:

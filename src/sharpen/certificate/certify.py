@@ -35,6 +35,7 @@ from sharpen.certificate.lineage import Lineage, in_words, read_lineage
 from sharpen.certificate.rollouts import recompute_steps
 from sharpen.certificate.rules import Rules
 from sharpen.certificate.saved_weights import SavedWeights, read_saved_weights
+from sharpen.certificate.verdict import judge_again
 from sharpen.config.explain import InvalidConfigError, explain
 from sharpen.config.former import recorded_settings
 from sharpen.config.run import RunConfig
@@ -63,10 +64,22 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
         found = recompute(run_dir, config, saved, losses=logprobs)
     else:
         found = _recompute(run_dir, config, saved, logprobs=logprobs)
-    return replace(
+    found = replace(
         found,
         problems=(*found.problems, *saved.problems),
         not_recomputed=(*found.not_recomputed, *saved.not_compared),
+    )
+    return with_verdict(found, run_dir, config)
+
+
+def with_verdict(certificate: Certificate, run_dir: Path, config: RunConfig) -> Certificate:
+    """Return the certificate with what computing the verdict again found. `config` are the run's current settings."""
+    judged = judge_again(run_dir, Settings.of(run_dir, config).config, read_lineage(run_dir))
+    return replace(
+        certificate,
+        verdict=judged.line,
+        problems=(*certificate.problems, *judged.problems),
+        not_recomputed=(*certificate.not_recomputed, *judged.not_recomputed),
     )
 
 

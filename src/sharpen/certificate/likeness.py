@@ -11,13 +11,14 @@ which of many weights rounding moved.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 
 from sharpen.certificate.plain_adamw import KINDS, State
+from sharpen.certificate.plain_muon import KIND as MUON
 
 FACTOR = 8.0
 """How many times further than the two precisions are apart from each other the trainer's result may be from the higher
@@ -26,6 +27,10 @@ one. After one update honest moments were seen at up to 2."""
 SEVERAL = 4.0
 """Factor on this after several updates: the later ones carry the rounding of the first ones on, all in one direction,
 so that one measurement of it may come out small by chance. It is then measured `TWINS` times; the largest counts."""
+
+TURNED = 4.0
+"""The factor for matrices that Muon moves, after one update and after several: their rounding, to bfloat16, is measured
+larger than it is (`plain_muon`)."""
 
 TWINS = 3
 """How often rounding is measured after several updates."""
@@ -76,22 +81,31 @@ def compare(
     found: State,
     exact: State,
     rounded: Sequence[State],
-    own: Mapping[str, torch.Tensor] | None = None,
+    own: Sequence[Mapping[str, torch.Tensor]] = (),
     whose: str = "",
 ) -> Likeness:
     """Compare the `found` state after some steps with the `exact` one, and that with the `rounded` ones.
 
-    After a single update `own` are the weights that AdamW makes of the found moments: the weights are compared with
-    these, and the moments with the exact ones. A weight whose gradient is all but 0 moves by as much as any other,
-    either way, so that rounding would decide how far it is from the exact one. `whose` stands before the names of
-    tensors."""
-    factor = FACTOR if own is not None else FACTOR * SEVERAL
+    After a single update `own` are the weights that the optimizer makes of the found moments, exactly and rounded: the
+    weights are compared with these, and the moments with the exact ones. A weight whose gradient is all but 0 moves by
+    as much as any other, either way, so that rounding would decide how far it is from the exact one. AdamW makes of
+    moments what it makes of each number, so that nothing is rounded but the result; Muon makes products in bfloat16.
+    `whose` stands before the names of tensors."""
+    factor = FACTOR if own else FACTOR * SEVERAL
+    turned = {name for name in before.weights if f"{name}/{MUON}" in exact.moments}
+    others = before.weights.keys() - turned
     found_changes, exact_changes = _changes(before, found.weights), _changes(before, exact.weights)
-    if own is None:
-        changed = [_changes(before, one.weights) for one in rounded]
-        kinds = [_Kind(found_changes, exact_changes, changed, exact.weights, factor)]
-    else:
-        kinds = [_Kind(found_changes, _changes(before, own), [], exact.weights, factor)]
+    right, *low = (_changes(before, one) for one in own or (exact.weights, *(one.weights for one in rounded)))
+    kinds = [
+        _Kind(
+            found_changes,
+            _only(right, others),
+            [] if own else [_only(one, others) for one in low],
+            exact.weights,
+            factor,
+        ),
+        _Kind(found_changes, _only(right, turned), [_only(one, turned) for one in low], exact.weights, TURNED),
+    ]
     kinds += [
         _Kind(_moments(found, kind), _moments(exact, kind), [_moments(one, kind) for one in rounded], {}, factor)
         for kind in KINDS
@@ -128,6 +142,10 @@ class _Kind:
             distance = _norm(self.found[name] - exact)
             relative = size or 1.0
             yield Gap(name=whose + name, distance=distance / relative, bound=bound / relative)
+
+
+def _only(tensors: Mapping[str, torch.Tensor], names: Collection[str]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name in names}
 
 
 def _norm(tensor: torch.Tensor) -> float:

@@ -44,11 +44,11 @@ class Lineage:
         return next((record.version for record in self.steps if record.step == step - 1), 0)
 
 
-def read_lineage(run_dir: Path) -> Lineage:
-    """Return the steps behind the checkpoint that `latest` points to. Raises `JournalError`, and `CheckpointError` for
-    a checkpoint whose state cannot be read."""
+def read_lineage(run_dir: Path, *, running: bool = False) -> Lineage:
+    """Return the steps behind the checkpoint that `latest` points to; of a `running` run, those behind the weights that
+    it now trains. Raises `JournalError`, and `CheckpointError` for a checkpoint whose state cannot be read."""
     journal = run_dir / "run.db"
-    weights, records = latest_weights(run_dir), read_steps(journal)
+    weights, records = None if running else latest_weights(run_dir), read_steps(journal)
     steps, problems = chain(records, read_sessions(journal), weights)
     noted, guessed = read_step_groups(journal), read_last_groups(journal)
     groups = {

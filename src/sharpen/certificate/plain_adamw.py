@@ -1,4 +1,4 @@
-"""AdamW with its schedule and clip, written out to repeat an update.
+"""AdamW with its schedule and clip, written out to repeat an update; with Muon for matrices if the settings say so.
 
 In: weights, moments and gradients. Out: weights and moments after an update. Nothing is shared with
 `trainer.optimizer`.
@@ -7,22 +7,26 @@ In: weights, moments and gradients. Out: weights and moments after an update. No
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
+from sharpen.certificate import plain_muon
 from sharpen.config.run import RunConfig
 
 Tensor = torch.Tensor
 
-KINDS = ("exp_avg", "exp_avg_sq")
+ADAMW = ("exp_avg", "exp_avg_sq")
 """The names of AdamW's two moments."""
+KINDS = (*ADAMW, plain_muon.KIND)
+"""Those of all moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """How AdamW makes its updates. `planned` is the number of updates that the schedule spans."""
+    """How updates are made. `planned` is the number of updates that the schedule spans; `muon`: matrices other than
+    tables (embeddings and output layer) are Muon's."""
 
     peak: float
     warmup: int
@@ -33,6 +37,7 @@ class Rates:
     eps: float
     decay: float
     max_norm: float
+    muon: bool = False
 
     @classmethod
     def of(cls, config: RunConfig, *, critic: bool = False) -> Rates:
@@ -48,7 +53,14 @@ class Rates:
             eps=trainer.eps,
             decay=own.weight_decay,
             max_norm=own.max_grad_norm,
+            muon=trainer.optimizer == "muon",
         )
+
+    def keeps(self, name: str, weight: Tensor, tables: Collection[str]) -> dict[str, float]:
+        """Return the moments of a weight, and the share of each that an update keeps."""
+        if self.muon and name not in tables and plain_muon.turns(weight):
+            return {plain_muon.KIND: plain_muon.MOMENTUM}
+        return dict(zip(ADAMW, self.betas, strict=True))
 
     def rate(self, update: int) -> float:
         """Return the rate of an update, which counts from 0: a ramp, then constant, a line or half a cosine wave."""
@@ -85,40 +97,56 @@ class State:
         )
 
 
-def adamw(state: State, gradients: Mapping[str, Tensor | None], rates: Rates) -> None:
+def adamw(state: State, gradients: Mapping[str, Tensor | None], rates: Rates, tables: Collection[str] = ()) -> None:
     """Clip the gradients to their largest norm and make one update of AdamW (Loshchilov and Hutter, arXiv 1711.05101,
-    algorithm 2). Weights of fewer than two dimensions do not decay."""
+    algorithm 2), or of Muon for what is its own. Weights of fewer than two dimensions do not decay."""
     known = {name: gradient for name, gradient in gradients.items() if gradient is not None}
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in known.values()))
     share = min(1.0, rates.max_norm / (norm + 1e-6))
-    beta1, beta2 = rates.betas
     for name, gradient in known.items():
-        weight = state.weights[name]
-        first, second = (state.moments.get(f"{name}/{kind}", torch.zeros_like(weight)) for kind in KINDS)
-        gradient = gradient * share
-        first = beta1 * first + (1.0 - beta1) * gradient
-        second = beta2 * second + (1.0 - beta2) * gradient * gradient
+        weight, gradient = state.weights[name], gradient * share
+        before, after = _moments(state, name, weight), {}
+        for kind, keep in rates.keeps(name, weight, tables).items():
+            power = gradient * gradient if kind == "exp_avg_sq" else gradient
+            after[kind] = keep * before[kind] + (1.0 - keep) * power
         state.counts[name] = state.counts.get(name, 0) + 1
-        state.moments |= dict(zip((f"{name}/{kind}" for kind in KINDS), (first, second), strict=True))
-        state.weights[name] = moved(weight, first, second, state.counts[name], rates.rate(state.version), rates)
+        state.moments |= {f"{name}/{kind}": moment for kind, moment in after.items()}
+        state.weights[name] = _moved(weight, before, after, state.counts[name], rates.rate(state.version), rates)
     state.version += bool(known)
 
 
-def moved(weight: Tensor, first: Tensor, second: Tensor, count: int, rate: float, rates: Rates) -> Tensor:
-    """Return a weight after an update that led to these moments, its `count`-th."""
-    beta1, beta2 = rates.betas
-    unbiased = second / (1.0 - beta2**count)
-    change = first / (1.0 - beta1**count) / (unbiased.sqrt() + rates.eps)
+def _moments(state: State, name: str, weight: Tensor) -> dict[str, Tensor]:
+    """The moments of a weight by kind; 0 before its first update."""
+    return {kind: state.moments.get(f"{name}/{kind}", torch.zeros_like(weight)).to(weight.dtype) for kind in KINDS}
+
+
+def _moved(
+    weight: Tensor, before: Mapping[str, Tensor], after: Mapping[str, Tensor], count: int, rate: float, rates: Rates
+) -> Tensor:
+    """Return a weight after an update, its `count`-th, that led from some moments to others."""
     decayed = weight * (1.0 - rate * rates.decay) if weight.ndim >= 2 else weight
-    return decayed - rate * change
+    if plain_muon.KIND in after:
+        return decayed - rate * plain_muon.direction(before[plain_muon.KIND], after[plain_muon.KIND])
+    (beta1, beta2), (first, second) = rates.betas, (after[kind] for kind in ADAMW)
+    unbiased = second / (1.0 - beta2**count)
+    return decayed - rate * (first / (1.0 - beta1**count) / (unbiased.sqrt() + rates.eps))
 
 
-def moved_by(before: State, after: State, counts: Mapping[str, int], rates: Rates) -> dict[str, Tensor]:
+def moved_by(
+    before: State,
+    after: State,
+    counts: Mapping[str, int],
+    rates: Rates,
+    tables: Collection[str] = (),
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, Tensor]:
     """Return the weights of `before` after a single update that led to the moments of `after`; `counts` are the numbers
     of updates then. A weight whose number has not grown stays."""
-    weights = {name: weight.double() for name, weight in before.weights.items()}
+    weights = {name: weight.to(dtype) for name, weight in before.weights.items()}
     for name, count in counts.items():
         if count > before.counts.get(name, 0):
-            first, second = (after.moments.get(f"{name}/{kind}", torch.zeros(())).double() for kind in KINDS)
-            weights[name] = moved(weights[name], first, second, count, rates.rate(before.version), rates)
+            weight = weights[name]
+            old, new = _moments(before, name, weight), _moments(after, name, weight)
+            new = {kind: new[kind] for kind in rates.keeps(name, weight, tables)}
+            weights[name] = _moved(weight, old, new, count, rates.rate(before.version), rates)
     return weights

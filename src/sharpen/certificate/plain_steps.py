@@ -24,7 +24,7 @@ from sharpen.config.run import RunConfig
 from sharpen.experience.evidence import read_delivery, read_step_groups
 from sharpen.experience.reading import read_groups_at
 from sharpen.token_masks import TokenMasks, allowed
-from sharpen.types import Call
+from sharpen.types import Call, RouteArray
 
 
 class RolloutSteps:
@@ -80,14 +80,21 @@ class RolloutSteps:
             temperature=call.sampling.temperature,
             whole=call.sampling.full_support,
             allowed_SV=allowed_SV,
+            routes_TLK=None if call.routes_NLK is None else _routes(call.routes_NLK),
         )
+
+
+def _routes(routes_NLK: RouteArray) -> torch.Tensor:
+    """The recorded experts, and any for the last token, which nothing is predicted from."""
+    recorded_NLK = torch.from_numpy(routes_NLK.astype(np.int64))
+    return torch.cat([recorded_NLK, recorded_NLK[-1:]])
 
 
 def unrepeatable(config: RunConfig) -> Iterator[str]:
     """Yield what in a run's settings the plain loop does not make."""
     trainer, lora = config.trainer, config.trainer.lora
     cases = {
-        f"the optimizer is {trainer.optimizer}": trainer.optimizer != "adamw",
+        f"the optimizer is {trainer.optimizer}": trainer.optimizer not in ("adamw", "muon"),
         "a balance loss of experts is added": bool(trainer.balance_coef),
         "the vision tower is trained": trainer.train_towers,
         "the adapters are those of experts": lora is not None and lora.experts,
@@ -109,8 +116,6 @@ def _without_formula(config: RunConfig) -> Iterator[str]:
 
 
 def _unrepeatable_call(call: Call) -> Iterator[str]:
-    if call.routes_NLK is not None:
-        yield "their experts were chosen by the engine"
     if call.pictures:
         yield "their prompts have images"
 

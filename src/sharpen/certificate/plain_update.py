@@ -12,6 +12,7 @@ Shape suffixes: T tokens of a sequence, S of them that carry loss, V vocabulary,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch.func import functional_call
 from sharpen.certificate.loss_rules import LossRules
 from sharpen.certificate.plain_adamw import Rates, State, adamw
 from sharpen.certificate.plain_credit import Credit, Episodes, Tokens, assign
+from sharpen.certificate.plain_experts import Chosen, num_experts_of
 from sharpen.certificate.plain_losses import (
     POLICY_LOSSES,
     adapted_coefficient,
@@ -42,7 +44,7 @@ class PlainSequence:
     """A sequence that trains, of a rollout's call or of a row: its ids (T), the places of its S tokens with loss, and
     of these the recorded logprobs and the weights (S). `advantage` is that of all of them, `temperature` that of the
     call. `whole` is whether they were sampled from the whole distribution; `allowed_SV`, under a constraint, are the
-    tokens among which each was."""
+    tokens among which each was. `routes_TLK` are the experts that were recorded for each token, if any were."""
 
     owner: str
     ids_T: Tensor
@@ -53,6 +55,7 @@ class PlainSequence:
     temperature: float = 1.0
     whole: bool = True
     allowed_SV: Tensor | None = None
+    routes_TLK: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +89,14 @@ class PlainModel:
         if adapters train."""
         from transformers import AutoModelForCausalLM
 
-        module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        module: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=False, experts_implementation="eager"
+        )
         self.module = module.eval().to(dtype)
         self.module.requires_grad_(False)
+        self._num_experts = num_experts_of(module.config)
+        ends = (module.get_input_embeddings(), module.get_output_embeddings())
+        self.tables = {name for name, own in module.named_parameters() if any(own is end.weight for end in ends)}
         self.dtype, self._rounded, self._scale = dtype, rounded, adapter_scale
 
     def trained_names(self) -> list[str]:
@@ -112,7 +120,8 @@ class PlainModel:
         return values_S
 
     def _forward(self, one: PlainSequence, weights: Tensors, **more: Any) -> Any:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._rounded):
+        experts = nullcontext() if one.routes_TLK is None else Chosen(one.routes_TLK, self._num_experts)
+        with experts, torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._rounded):
             return functional_call(self.module, self._effective(weights), kwargs={"input_ids": one.ids_T[None], **more})
 
     def _effective(self, weights: Tensors) -> dict[str, Tensor]:
@@ -139,7 +148,7 @@ def _make_step(model: PlainModel, state: State, step: PlainStep, reference: Tens
     rules = step.loss if state.kl_coef is None else replace(step.loss, kl_coef=state.kl_coef)
     sequences = [one for update in step.updates for one in update]
     needs_reference = rules.kl != "none" or step.pairs is not None
-    known = [_scored(model, one, reference) if needs_reference else None for one in sequences]
+    known = [_scored(model, replace(one, routes_TLK=None), reference) if needs_reference else None for one in sequences]
     before = [_scored(model, one, state.weights) if rules.behaviour != "none" else None for one in sequences]
     values = None
     if state.critic is not None:
@@ -164,7 +173,7 @@ def _make_step(model: PlainModel, state: State, step: PlainStep, reference: Tens
             )
             if state.critic is not None and step.critic_rates is not None:
                 _critic_update(model, part, state.critic, step)
-            adamw(state, {name: tensor.grad for name, tensor in weights.items()}, step.rates)
+            adamw(state, {name: tensor.grad for name, tensor in weights.items()}, step.rates, model.tables)
     if rules.kl_target is not None and sequences:
         measured = [one.divergence_S for one in credits] if rules.kl_in_reward else apart
         state.kl_coef = adapted_coefficient(
@@ -280,4 +289,4 @@ def _critic_update(model: PlainModel, part: Sequence[_Scored], critic: State, st
             near_S = torch.minimum(torch.maximum(now_S, old_S - bound), old_S + bound)
             squares_S = torch.maximum(squares_S, (near_S - goal_S) ** 2)
         (squares_S.sum() / 2 / num_tokens).backward()  # type: ignore[no-untyped-call]
-    adamw(critic, {name: tensor.grad for name, tensor in weights.items()}, step.critic_rates)
+    adamw(critic, {name: tensor.grad for name, tensor in weights.items()}, step.critic_rates, model.tables)

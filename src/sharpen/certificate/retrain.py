@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 
 from sharpen.algorithm.supervised import learns_from_rows
-from sharpen.certificate.certificate import Certificate, RepeatedSteps
+from sharpen.certificate.certificate import Certificate, RepeatedSteps, Retrained, recorded_updates
 from sharpen.certificate.certify import Settings, read_resolved
 from sharpen.certificate.likeness import TWINS, Likeness, compare, in_words
 from sharpen.certificate.lineage import in_words as steps_in_words
 from sharpen.certificate.lineage import read_lineage
-from sharpen.certificate.loss_rules import LossRules
-from sharpen.certificate.plain_adamw import State, moved_by
+from sharpen.certificate.plain_adamw import Rates, State, moved_by
 from sharpen.certificate.plain_steps import RolloutSteps
 from sharpen.certificate.plain_update import HEAD, PlainModel, PlainStep, make_steps
 from sharpen.certificate.saved_state import (
@@ -38,16 +37,6 @@ from sharpen.host_memory import available_bytes
 
 _BYTES = 100
 """Memory for each weight: the model twice, states before, after and made once more, and gradients."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retrained:
-    """The steps that were repeated, from one checkpoint to the next; a sentence for each of these that does not agree;
-    and one for each that was not repeated."""
-
-    repeated: tuple[RepeatedSteps, ...]
-    problems: tuple[str, ...]
-    not_repeated: tuple[str, ...]
 
 
 def retrain(
@@ -67,59 +56,55 @@ def retrain(
     last = max((record.step for record in records.lineage.steps), default=0)
     if unknown := [step for step in steps if not 1 <= step <= last]:
         raise ConfigError(f"--retrain {unknown[0]}: the run has steps 1 to {last}")
-    done: list[RepeatedSteps] = []
-    problems: list[str] = []
-    missing: list[str] = []
-    asked = [one for one in records.stretches() if not steps or set(steps) & set(range(one[0] + 1, one[1] + 1))]
+    found: list[Retrained] = []
+    asked = [one for one in records.stretches() if not steps or set(steps) & set(one[0])]
     if asked:
-        tell(f"making updates once more, up to step {asked[-1][1]}; the first are those of step {asked[0][0] + 1}")
-    for begin, end in asked:
-        inside = range(begin + 1, end + 1)
-        try:
-            likeness = records.repeat(begin, end, free)
-        except ModelError as error:
-            missing.append(f"the updates of steps {steps_in_words(inside)}: {error}")
-            continue
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            problems.append(
-                f"the updates of steps {steps_in_words(inside)} cannot be made once more: a checkpoint is damaged "
-                f"({type(error).__name__}: {error})"
-            )
-            continue
-        if isinstance(likeness, str):
-            missing.append(f"the updates of steps {steps_in_words(inside)}: {likeness}")
-            continue
-        done.append(_repeated(begin, end, likeness))
-        tell(done[-1].line)
-        if wrong := likeness.wrong:
-            problems.append(
-                f"{done[-1].steps}: the weights are not those that the updates make when they are made once more; "
-                f"furthest: {in_words(wrong)}"
-            )
+        tell(f"making updates once more, up to step {asked[-1][0][-1]}; the first are those of step {asked[0][0][0]}")
+    for inside, before, after in asked:
+        found.append(records.attempt(inside, before, after, free))
+        for one in found[-1].repeated:
+            tell(one.line)
     if rest := [step for step in (steps or range(1, last + 1)) if step > records.saved_until]:
-        missing.append(f"the updates of steps {steps_in_words(rest)}: no checkpoint was saved after them")
-    if not done and not problems and not missing:
-        missing.append("any update: the run has no checkpoint")
-    return Retrained(repeated=tuple(done), problems=tuple(problems), not_repeated=tuple(missing))
+        found.append(
+            Retrained(
+                not_repeated=(f"the updates of steps {steps_in_words(rest)}: no checkpoint was saved after them",)
+            )
+        )
+    return Retrained.of(found or [Retrained(not_repeated=("any update: the run has no checkpoint",))])
+
+
+def retrain_step(run_dir: Path, step: int, before: Path | None, after: Path) -> Retrained:
+    """Repeat a step of a run that goes on, from the trainer's state `before` it (None: the model before training) to
+    that `after` it: two folders as `Trainer.save` writes them."""
+    quiet_transformers()
+    return _Records(run_dir, running=True).attempt(range(step, step + 1), before, after, available_bytes())
 
 
 def with_updates(
     certificate: Certificate, run_dir: Path, steps: Sequence[int], tell: Callable[[str], None]
 ) -> Certificate:
-    """Return the certificate with what `retrain` found."""
+    """Return the certificate with what `retrain` found, beside what the run itself did."""
     found = retrain(run_dir, steps, tell)
+    known = recorded_updates(run_dir / "run.db", read_lineage(run_dir))
+    again = {step for one in found.repeated for step in range(one.first, one.last + 1)}
     return replace(
         certificate,
-        repeated=found.repeated,
+        repeated=(*(one for one in known.repeated if one.last not in again), *found.repeated),
         problems=(*certificate.problems, *found.problems),
+        not_repeated=(),
         not_recomputed=(*certificate.not_recomputed, *found.not_repeated),
     )
 
 
-def _repeated(begin: int, end: int, likeness: Likeness) -> RepeatedSteps:
+def memory_bytes(folder: Path) -> int:
+    """Return how much memory it takes to repeat a step of the model in this folder."""
+    return _BYTES * num_weights(folder)
+
+
+def _repeated(inside: range, likeness: Likeness) -> RepeatedSteps:
     return RepeatedSteps(
-        first=begin + 1,
-        last=end,
+        first=inside[0],
+        last=inside[-1],
         cosine=likeness.cosine,
         length=likeness.length,
         furthest=likeness.gaps[0].name,
@@ -130,10 +115,10 @@ def _repeated(begin: int, end: int, likeness: Likeness) -> RepeatedSteps:
 class _Records:
     """What a run left of its steps."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, running: bool = False) -> None:
         config = read_resolved(run_dir / "resolved.json")
         self._run_dir, self._settings = run_dir, Settings.of(run_dir, config)
-        self.lineage = read_lineage(run_dir)
+        self.lineage = read_lineage(run_dir, running=running)
         self._base = model_folder(config.model.model_path)
         known = {record.step for record in self.lineage.steps}
         found = (int(path.name.rpartition("_")[2]) for path in run_dir.glob("global_step_*") if path.is_dir())
@@ -151,34 +136,57 @@ class _Records:
         """The step of the last checkpoint."""
         return max(self._saved, default=0)
 
-    def stretches(self) -> Iterator[tuple[int, int]]:
-        """Yield the steps of each checkpoint and of the next one; the first is the model before training, step 0."""
-        yield from zip([0, *self._saved], self._saved, strict=False)
+    def stretches(self) -> Iterator[tuple[range, Path | None, Path]]:
+        """Yield the steps between each two checkpoints, and the two; the first is None: the model before training."""
+        folders = {step: self._run_dir / f"global_step_{step}" for step in self._saved}
+        for begin, end in zip([0, *self._saved], self._saved, strict=False):
+            yield range(begin + 1, end + 1), folders.get(begin), folders[end]
 
-    def repeat(self, begin: int, end: int, free: int) -> Likeness | str:
+    def attempt(self, inside: range, before: Path | None, after: Path, free: int) -> Retrained:
+        """Repeat the steps `inside` two checkpoints, if they can be repeated in so many bytes of memory."""
+        name = f"the updates of steps {steps_in_words(inside)}"
+        try:
+            likeness = self._repeat(inside, before, after, free)
+        except ModelError as error:
+            return Retrained(not_repeated=(f"{name}: {error}",))
+        except RuntimeError as error:  # torch's, of a model that cannot be computed so
+            reason = str(error).partition("\n")[0]
+            return Retrained(not_repeated=(f"{name}: transformers' own forward pass fails: {reason}",))
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            damage = f"a checkpoint is damaged ({type(error).__name__}: {error})"
+            return Retrained(problems=(f"{name} cannot be made once more: {damage}",))
+        if isinstance(likeness, str):
+            return Retrained(not_repeated=(f"{name}: {likeness}",))
+        repeated, wrong = _repeated(inside, likeness), likeness.wrong
+        problem = (
+            f"{repeated.steps}: the weights are not those that the updates make when they are made once more; "
+            f"furthest: {in_words(wrong)}"
+        )
+        return Retrained(repeated=(repeated,), problems=(problem,) if wrong else ())
+
+    def _repeat(self, inside: range, before: Path | None, after: Path, free: int) -> Likeness | str:
         """Make the steps from one checkpoint to the other again, in two precisions, and compare; or say why that cannot
         be done in so many bytes of memory."""
-        if self._adapts and begin == 0 and not records_adapters_at_start(self._run_dir):
+        if self._adapts and before is None and not records_adapters_at_start(self._run_dir):
             return "adapters begin at random, and this run did not record how"
-        needed = _BYTES * num_weights(self._run_dir / f"global_step_{end}")
-        if needed > free:
+        if (needed := memory_bytes(after)) > free:
             return f"that takes about {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free"
         steps: list[PlainStep] = []
-        for number in range(begin + 1, end + 1):
+        for number in inside:
             step = self._steps.step(number)
             if isinstance(step, str):
                 return step
             steps.append(step)
-        return self._compared(begin, end, steps)
+        return self._compared(before, after, steps)
 
-    def _compared(self, begin: int, end: int, steps: Sequence[PlainStep]) -> Likeness:
-        after = read_state(self._run_dir / f"global_step_{end}")
+    def _compared(self, begin: Path | None, end: Path, steps: Sequence[PlainStep]) -> Likeness:
+        after = read_state(end)
         high = self._model(rounded=False, dtype=torch.float32 if after.rounded else torch.float64, scale=_scale(after))
         low = self._model(rounded=after.rounded, dtype=torch.float32, scale=_scale(after))
         start = _start(low, after)
         before = self._before(begin, start)
         if after.state.kl_coef is not None and before.kl_coef is None:
-            before.kl_coef = LossRules.of(self._settings.config(begin + 1)).kl_coef
+            before.kl_coef = steps[0].loss.kl_coef
         if unknown := before.weights.keys() ^ start.weights.keys():
             raise ModelError(f"{min(unknown)} is either in the checkpoint or in transformers' model, not in both")
         exact = make_steps(high, before, steps, _to(start.weights, high.dtype))
@@ -186,19 +194,19 @@ class _Records:
         rounded = [
             make_steps(low, _nudged(before, twin), steps, start.weights) for twin in range(TWINS if several else 1)
         ]
-        own = None if several else moved_by(before, after.state, exact.counts, steps[0].rates)
+        own = [] if several else _own(before, after.state, exact, steps[0].rates, low)
         found = [compare(before, after.state, exact, rounded, own)]
         if before.critic is not None and after.state.critic is not None and exact.critic is not None:
             critics, rates = [one.critic for one in rounded if one.critic is not None], steps[0].critic_rates
             if rates is not None and not several:
-                own = moved_by(before.critic, after.state.critic, exact.critic.counts, rates)
+                own = _own(before.critic, after.state.critic, exact.critic, rates, low)
             found.append(compare(before.critic, after.state.critic, exact.critic, critics, own, "critic "))
         return found[0] if len(found) == 1 else found[0].beside(found[1])
 
-    def _before(self, begin: int, start: State) -> State:
-        """The state before the step after `begin`."""
-        if begin:
-            return read_state(self._run_dir / f"global_step_{begin}").state
+    def _before(self, folder: Path | None, start: State) -> State:
+        """The state in a checkpoint, or that before training."""
+        if folder is not None:
+            return read_state(folder).state
         return replace(start, weights=read_adapters_at_start(self._run_dir)) if self._adapts else start
 
     @functools.cache  # noqa: B019 (lives as long as the call of `retrain`)
@@ -221,6 +229,13 @@ def _start(model: PlainModel, after: SavedState) -> State:
         heads = {name: torch.zeros_like(tensor) for name, tensor in critic.items() if name.startswith(HEAD)}
         start.critic = State(weights={name: own[name] for name in own if name in critic} | heads)
     return start
+
+
+def _own(before: State, after: State, exact: State, rates: Rates, model: PlainModel) -> list[dict[str, torch.Tensor]]:
+    """The weights that the optimizer makes of the moments after an update: exactly, and as this machine rounds."""
+    return [
+        moved_by(before, after, exact.counts, rates, model.tables, dtype) for dtype in (torch.float64, torch.float32)
+    ]
 
 
 def _nudged(state: State, twin: int) -> State:

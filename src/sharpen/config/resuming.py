@@ -27,7 +27,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
         *("evaluation.before_and_after", "check.enabled", "check.num_tasks", "check.stop_without_signal"),
     ),
     "how the run is monitored, and when it gives up": (
-        *("monitor_type", "monitor_rollouts", "certificate.on_violation", "stall_report_s"),
+        *("monitor_type", "monitor_rollouts", "certificate.on_violation", "certificate.retrain", "stall_report_s"),
         *("rollout.max_excluded_share", "evaluation.max_without_calls"),
         *("rollout.max_attempts", "rollout.timeout_s", "auxiliary_models.*.max_total_tokens"),
     ),

@@ -233,6 +233,10 @@ class CertificateConfig(Strict):
 
     on_violation: Literal["stop", "warn"] = "stop"
     """Stop the run before the update, or only warn and record it in the certificate."""
+    retrain: Literal["auto", "off"] = "auto"
+    """Make the updates of the first step, of one in so many and of the last one once more while the run trains, by
+    other code in a process beside it, and compare every weight: as far as the free memory and 5% of the run's time
+    allow."""
 
 
 class OperatorConfig(Strict):

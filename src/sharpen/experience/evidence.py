@@ -6,10 +6,12 @@ Shape suffix: S loss tokens of a call.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +40,16 @@ def read_sessions(path: Path | str) -> list[SessionRecord]:
             return []
         rows = connection.execute("SELECT id, step, version FROM sessions ORDER BY key").fetchall()
     return [SessionRecord(**dict(row)) for row in rows]
+
+
+def read_repeated(path: Path | str) -> list[tuple[int, str, dict[str, Any]]]:
+    """Return what was found when the updates of steps were made once more while the run trained: the step, the session
+    that trained it, and what `Journal.add_repeated` was given; none for an older journal."""
+    with reading(path) as connection:
+        if not has(connection, "repeated"):
+            return []
+        rows = connection.execute("SELECT step, session, found FROM repeated ORDER BY rowid").fetchall()
+        return [(step, session, json.loads(found)) for step, session, found in rows]
 
 
 def read_delivery(path: Path | str, step: int) -> Delivery | None:

@@ -29,6 +29,7 @@ from sharpen.experience.records import (
     insert_checks,
     insert_group,
     insert_parity,
+    insert_repeated,
     insert_session,
     insert_step,
     insert_taught,
@@ -116,6 +117,11 @@ class Journal:
         """Queue the measured rounding, the tolerance between engine and trainer. It replaces that of earlier
         sessions."""
         self._write_soon(insert_parity, measured=dict(measured))
+
+    def add_repeated(self, step: int, found: Mapping[str, Any]) -> None:
+        """Queue what was found when the updates of a step of this session were made once more (JSON)."""
+        assert self._session is not None
+        self._write_soon(insert_repeated, step=step, session=self._session, found=dict(found))
 
     def trim(self, until: int) -> None:
         """Queue the dropping of the text of rollouts that were made for steps up to `until`."""

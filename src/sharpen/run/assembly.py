@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from sharpen.run.directory import RunDirectory
     from sharpen.run.evaluation import Evaluator
     from sharpen.run.loop import Loop
+    from sharpen.run.repeats import Repeats
     from sharpen.run.rollouts import RolloutSource, Supply
     from sharpen.run.rows import RowSource
     from sharpen.supervised.held_out import HeldOut
@@ -264,6 +265,34 @@ def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
         total_steps=site.total_steps,
         progress=progress,
         process_seconds=process_seconds,
+        repeats=_repeats(site, trainer, journal),
+    )
+
+
+def _repeats(site: Site, trainer: AnyTrainer, journal: Journal) -> Repeats | None:
+    """Return what has steps made once more, if the settings want it."""
+    from sharpen.certificate.retrain import memory_bytes
+    from sharpen.certificate.saved_state import num_weights
+    from sharpen.host_memory import available_bytes
+    from sharpen.run.repeats import Repeats, Size
+
+    config = site.job.config
+    if config.certificate.retrain == "off":
+        return None
+    return Repeats(
+        trainer,
+        journal,
+        site.directory.path,
+        Size(
+            num_weights=num_weights(site.job.folder),
+            needed=memory_bytes(site.job.folder),
+            free=available_bytes(),
+        ),
+        checkpoint=site.directory.checkpoint,
+        total_steps=site.total_steps,
+        time_limit_s=config.time_limit_s,
+        stop=config.certificate.on_violation == "stop",
+        say=site.display.message,
     )
 
 

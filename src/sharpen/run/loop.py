@@ -35,6 +35,7 @@ from sharpen.monitor.display import Display, StepReport
 from sharpen.monitor.metrics import Monitor
 from sharpen.run.exam import Exam
 from sharpen.run.progress import Measurement, Progress
+from sharpen.run.repeats import Repeats
 from sharpen.run.source import Source, StepOutcome
 from sharpen.run.steps import Checkpoints, StepPosition, TimeLimit
 from sharpen.run.transcripts import Transcripts
@@ -57,6 +58,7 @@ class Loop:
     total_steps: int
     progress: Progress
     process_seconds: Callable[[], float]
+    repeats: Repeats | None = None
     times: dict[str, float] = field(default_factory=dict)
     checkpoints: Checkpoints = field(init=False)
 
@@ -70,8 +72,14 @@ class Loop:
         If anything ends it earlier, the last whole step is saved: see `Checkpoints.saved_on_failure`.
         """
         limit = TimeLimit(self.config.time_limit_s, self.display.message)
-        with contextlib.closing(self.source), self.checkpoints.saved_on_failure(self._position):
+        with (
+            contextlib.closing(self.source),
+            contextlib.closing(self.repeats or contextlib.ExitStack()),
+            self.checkpoints.saved_on_failure(self._position),
+        ):
             evaluation_s = self._evaluate_before()
+            if self.repeats is not None:
+                self.repeats.evaluation_s = evaluation_s
             more = self.progress.step < self.total_steps
             while more:
                 self._run_step(evaluation_s)
@@ -81,6 +89,9 @@ class Loop:
             if shares := spent.shares([self.times]):
                 self.display.message(f"time of all steps: {spent.line(shares)}")
             self._finish()
+            if self.repeats is not None:
+                self.display.doing("waiting for the step that is made once more")
+                self.repeats.finish()
 
     def step(self) -> StepOutcome:
         """Gather a batch and train on it, without recording the step."""
@@ -90,13 +101,19 @@ class Loop:
         return outcome
 
     def _run_step(self, evaluation_s: float) -> None:
+        if self.repeats is not None:
+            self.repeats.before(self.progress.step + 1)
         began = time.perf_counter()
         gathered = self.source.gather(self.progress)
         with deferred_interrupt():  # a step counts only if it is trained and recorded
             outcome = self.source.train(gathered, self.progress)
-            self._record(outcome, time.perf_counter() - began, evaluation_s)
+            seconds = time.perf_counter() - began
+            self._record(outcome, seconds, evaluation_s)
         if outcome.failure is not None:
             raise outcome.failure
+        if self.repeats is not None:
+            tokens = outcome.metrics.get("trainer/sequence_tokens", 0.0)
+            self.repeats.after(self.progress.step, tokens=tokens, seconds=seconds)
 
     def _record(self, outcome: StepOutcome, seconds: float, evaluation_s: float) -> None:
         """Record the step in monitor and journal. Last of all set `progress`: from then on the step counts."""

@@ -10,7 +10,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from sharpen.certificate.certificate import write_certificate
+from sharpen.certificate.certificate import recorded_certificate, write_certificate
+from sharpen.certificate.certify import with_verdict
 from sharpen.execution.model_formats import model_formats, serve_options
 from sharpen.monitor.curve import draw_loss_curve, draw_reward_curve
 from sharpen.monitor.ended import Ended
@@ -70,7 +71,9 @@ def write_outcome(loop: Loop, site: Site, verdict: Verdict | None, error: BaseEx
         for line in after_run(site.job, directory.path):
             display.message(line)
         loop.journal.flush()
-        certificate = write_certificate(directory.path)
+        loop.transcripts.flush()
+        certificate = with_verdict(recorded_certificate(directory.path), directory.path, site.job.config)
+        write_certificate(directory.path, certificate)
         if not certificate.holds:
             display.message(
                 f"NOT CERTIFIED: {certificate.problems[0]} ({len(certificate.problems)} problems; all of them: sharpen "

@@ -126,9 +126,9 @@ class RolloutSource:
         try:
             if self.replay is not None:
                 self.replay.keep(step.groups, step.batches)
-            self.supply.settle(self.trainer)
             stop = self.recipe.config.certificate.on_violation == "stop"
             record_checks([drawn], step.number, self.journal, self.display, stop=stop, trained=True)
+            self.supply.settle(self.trainer)
         except BaseException as error:  # the step has trained, so it is recorded before this is raised
             failure = error
         self.display.doing("")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sharpen.certificate.checks import MEANING, MEANING_OF_DRAWS, MEANING_OF_ROWS
+from sharpen.certificate.lineage import in_words
 from sharpen.monitor import spent
 from sharpen.monitor.intervals import ratio
 from sharpen.view.data.measures import Count, Series, counts, finite, thinned
@@ -57,12 +58,14 @@ class CheckRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Soundness:
     """Is it sound? `certified` is None without a certificate. `excluded` has the rollouts that did not take part, by
-    cause; `staleness` is (oldest, allowed) in policy versions."""
+    cause; `staleness` is (oldest, allowed) in policy versions; `updates` says of how many steps the optimizer's updates
+    were made once more."""
 
     certified: bool | None
     checks: tuple[CheckRow, ...]
     problems: tuple[str, ...]
     not_recomputed: tuple[str, ...]
+    updates: str
     outcomes: tuple[Count, ...]
     excluded: tuple[Count, ...]
     calls: tuple[Count, ...]
@@ -298,6 +301,7 @@ def _soundness(files: RunFiles) -> Soundness:
         checks=tuple(_checks(found.get("checks"))),
         problems=_texts(found.get("problems")),
         not_recomputed=_texts(found.get("not_recomputed")),
+        updates=updates_sentence(found),
         outcomes=counts(outcomes),
         excluded=counts({name: count for name, count in outcomes.items() if name != "ok"}),
         calls=counts(_numbers(found.get("calls"))),
@@ -330,6 +334,24 @@ def _numbers(found: Any) -> dict[str, int]:
 
 def _texts(found: Any) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def updates_sentence(found: Mapping[str, Any]) -> str:
+    """Say of which steps of a certificate the updates were made once more."""
+    parts, steps = found.get("repeated"), found.get("steps")
+    again: list[int] = []
+    for part in parts if isinstance(parts, list) else ():
+        first, last = (part.get(name) if isinstance(part, Mapping) else None for name in ("first", "last"))
+        if isinstance(first, int) and isinstance(last, int) and 0 <= last - first < 1_000_000:
+            again += range(first, last + 1)
+    if not again:
+        return "The optimizer's update itself is not (sharpen certify --retrain makes it once more)."
+    which = in_words(again)
+    made = f"The optimizer's updates of steps {which} were made once more by other code, and every weight compared"
+    rest = steps - len(set(again)) if isinstance(steps, int) else 0
+    return (
+        f"{made}; those of the other {rest} were not (sharpen certify --retrain does it)." if rest > 0 else f"{made}."
+    )
 
 
 def _why_no_findings(diagnosis: Diagnosis, row: RunRow) -> str:

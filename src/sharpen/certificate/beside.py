@@ -1,0 +1,120 @@
+"""Repeat a step's updates beside the run that goes on: in a process of its own, at the lowest priority.
+
+In: the run directory, a step, and the folders of the trainer's state before and after it. Out: a `Retrained`. The
+process takes what the run leaves idle; it ends with the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from sharpen.certificate.certificate import Retrained
+
+_LOWEST = 19
+"""The niceness of the process."""
+
+
+class RepeatedBeside:
+    """A step that is made once more, from its start in `__init__` on."""
+
+    def __init__(self, run_dir: Path, step: int, before: Path | None, after: Path) -> None:
+        self.step = step
+        self._began = time.perf_counter()
+        self._answer: tuple[bytes, bytes] = b"", b""
+        self._seconds = 0.0
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "sharpen.certificate.beside", *map(str, (run_dir, step, after, before or ""))],
+            stdin=subprocess.PIPE,  # the process ends when this closes
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **_environment(os.environ)},
+            start_new_session=True,  # Ctrl-C in the terminal is for the run alone
+        )
+        self._reader = threading.Thread(target=self._read, name=f"sharpen-repeat-{step}", daemon=True)
+        self._reader.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is a result."""
+        return not self._reader.is_alive()
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken, or takes."""
+        return self._seconds if self.ended else time.perf_counter() - self._began
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long for the end, and return whether it has come."""
+        self._reader.join(seconds)
+        return self.ended
+
+    def result(self) -> Retrained:
+        """Return what was found, once it has ended; a process that failed has repeated nothing, and its last words say
+        why."""
+        assert self.ended
+        output, errors = self._answer
+        if self._process.returncode == 0:
+            return Retrained.from_json(json.loads(output))
+        words = errors.decode(errors="replace").strip().splitlines() or [f"exit code {self._process.returncode}"]
+        return Retrained(not_repeated=(f"the updates of steps {self.step}: the process for it failed ({words[-1]})",))
+
+    def close(self) -> None:
+        """End it now, if it has not ended."""
+        self._process.kill()
+        self._reader.join()
+
+    def _read(self) -> None:
+        process = self._process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors: list[bytes] = []
+        aside = threading.Thread(target=lambda: errors.append(process.stderr.read()), daemon=True)  # type: ignore[union-attr]
+        aside.start()
+        output = process.stdout.read()
+        aside.join()
+        process.wait()
+        self._answer = output, b"".join(errors)
+        self._seconds = time.perf_counter() - self._began
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def num_threads() -> int:
+    """Return how many threads it computes with: half of the cores, at least one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // 2)
+
+
+def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the process: its threads, no GPU, and the package that this process imports."""
+    here = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [here, environment.get("PYTHONPATH")]))
+    return {"OMP_NUM_THREADS": str(num_threads()), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
+
+
+def _end_with_the_run() -> None:
+    """End this process once its standard input is closed."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(1)
+
+
+def _main(run_dir: str, step: str, after: str, before: str) -> None:
+    os.nice(_LOWEST)
+    threading.Thread(target=_end_with_the_run, name="sharpen-lifeline", daemon=True).start()
+    from sharpen.certificate.retrain import retrain_step
+
+    print(json.dumps(asdict(retrain_step(Path(run_dir), int(step), Path(before) if before else None, Path(after)))))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
