@@ -15,7 +15,8 @@ import torch
 from experience_builders import make_call, make_group, make_rollout
 from faulty_sampler import Draw, by_inverse, peaked, train
 
-from sharpen.certificate.certificate import write_certificate
+from sharpen import WorkflowOutput
+from sharpen.certificate.certificate import recorded_certificate
 from sharpen.certificate.certify import certify
 from sharpen.certificate.draws import FALSE_ALARMS, NOISE, REPEATS, SURPRISE, Draws, Sums, _freedman, sums_of
 from sharpen.certificate.rules import Rules
@@ -230,7 +231,7 @@ def test_a_fault_of_the_sampler_ends_the_run_and_is_found_from_its_records(
     assert any(found in problem for problem in certificate.problems)
     assert [check.name for check in certificate.checks if check.broken] == ["draws"]
     assert sum(check.checked for check in certificate.checks if check.name == "draws") < most_tokens
-    assert not write_certificate(run).holds
+    assert not recorded_certificate(run).holds
 
 
 def test_an_honest_run_says_how_small_a_deviation_it_excludes(tmp_path: Path, model: Path, toy_dataset: Path) -> None:
@@ -269,3 +270,22 @@ def test_several_updates_count_what_is_in_the_first_one(tmp_path: Path, model: P
     assert certificate.holds, certificate.problems
     trained = sum(check.checked for check in certificate.checks if check.name == "loss_mask")
     assert 0.2 * trained < certificate.draws[0].tokens < 0.8 * trained
+
+
+async def seeded(task, model):
+    """An agent whose calls ask for a seed: the calls of a rollout share their noise."""
+    messages = [{"role": "user", "content": task["question"]}]
+    for _ in range(2):
+        reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=4, seed=7)
+        messages += [{"role": "assistant", "content": reply.choices[0].message.content or ""}]
+        messages += [{"role": "user", "content": "more"}]
+    return WorkflowOutput(reward=float("e" in str(messages)))
+
+
+def test_calls_with_a_seed_of_their_own_are_named(tmp_path: Path, model: Path, toy_dataset: Path) -> None:
+    run = train(tmp_path, model, toy_dataset, None, steps=1, workflow=seeded)
+    certificate = certify(run, logprobs=False)
+    assert certificate.holds, certificate.problems
+    (named,) = certificate.untested
+    assert "no call counts" in named
+    assert "a seed of the request" in named

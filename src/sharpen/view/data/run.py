@@ -65,6 +65,7 @@ class Soundness:
     checks: tuple[CheckRow, ...]
     problems: tuple[str, ...]
     not_recomputed: tuple[str, ...]
+    untested: tuple[str, ...]
     updates: str
     outcomes: tuple[Count, ...]
     excluded: tuple[Count, ...]
@@ -301,6 +302,7 @@ def _soundness(files: RunFiles) -> Soundness:
         checks=tuple(_checks(found.get("checks"))),
         problems=_texts(found.get("problems")),
         not_recomputed=_texts(found.get("not_recomputed")),
+        untested=_texts(found.get("untested")),
         updates=updates_sentence(found),
         outcomes=counts(outcomes),
         excluded=counts({name: count for name, count in outcomes.items() if name != "ok"}),
