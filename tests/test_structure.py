@@ -37,7 +37,6 @@ IMPORTS: Mapping[str, set[str]] = {
     "exchange": {"rollout", "experience"},
     "operators": set(),
     "trainer": {"algorithm", "token_masks", "blockwise", "families"},
-    "doctor": {"starter"},
     "compat": {"tasks", "algorithm", "rollout", "operators", "gateway"},
     "recipe": {"algorithm", "sync", "experience"},
     "execution": {
@@ -55,6 +54,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "decide": {"tasks", "algorithm", "monitor", "rollout", "operators", "trainer", "compat", "recipe", "execution"},
     "supervised": {"tasks", "algorithm", "families", "inference", "experience", "operators", "gateway", "execution"},
     "certificate": {"token_masks", "tasks", "algorithm", "sync", "experience", "trainer", "execution", "supervised"},
+    "doctor": {"starter", "trainer", "recipe", "execution", "certificate"},
     "diagnose": {"algorithm", "monitor", "rollout", "experience", "recipe", "certificate"},
     "run": {
         "tasks",

@@ -362,14 +362,18 @@ def _trained(groups: Sequence[Group]) -> Iterator[tuple[LossSpan, Experience]]:
 
 
 def _entropies(rollout: Rollout, call: Call) -> CallEntropies:
-    """Make entropies of a call's tokens: higher where the token was less probable."""
+    """Make entropies of a call's tokens, higher where the token was less probable, and log ratios from -0.3 to 0.3, of
+    which those above 0.25 are clipped."""
     places_S: IntArray = np.arange(len(call.sampled_ids_S), dtype=np.int32) + len(call.prompt_ids_P)
     entropies_S = (0.1 - 0.7 * call.logprobs_S).astype(np.float16)
+    log_ratios_S = (0.1 * ((call.sampled_ids_S + call.index) % 7 - 3)).astype(np.float16)
     return CallEntropies(
         rollout_id=rollout.id,
         call=call.index,
         places_S=places_S,
         entropies_S=entropies_S,
+        log_ratios_S=log_ratios_S,
+        clipped_S=log_ratios_S > 0.25,
         entropy=float(entropies_S.sum(dtype=np.float64)),
         varentropy=float(len(places_S)),
         cumulative=0.5 * len(places_S),

@@ -27,6 +27,7 @@
     └── results that must not be trained on
         ├── CallError (ValueError)             a recorded call without its logprobs
         ├── ParityError (AssertionError)       trainer and engine do not compute the same model
+        ├── GradientError (AssertionError)     the trainer's gradient is not that of a plain loop
         ├── CertificateError (AssertionError)  an invariant of the run certificate is broken
         ├── TrainingError (ArithmeticError)    a gradient that is not finite
         └── NoSignalError (RuntimeError)       nothing can be learnt of the rollouts of the first check
@@ -102,6 +103,10 @@ class EngineLostError(EngineError):
 
 class ParityError(SharpenError, AssertionError):
     """The trainer's logprobs differ from the engine's by more than the tolerance."""
+
+
+class GradientError(SharpenError, AssertionError):
+    """Before training, the trainer's gradient of a small batch is not that of a plain loop. Nothing was trained."""
 
 
 class CertificateError(SharpenError, AssertionError):

@@ -273,12 +273,21 @@ class CallEntropies:
     """The entropy (float16, in nats) of the distribution that each trained token of a call was predicted from, at the
     call's temperature, under the trainer's weights of the first update that trained it; `places_S` are the tokens'
     positions in their sequence. Sums over these tokens, not rounded: `entropy`; `varentropy`, the variance of -logprob
-    in the token's distribution (nats squared); `cumulative`, the probability of smaller ids and half its own one."""
+    in the token's distribution (nats squared); `cumulative`, the probability of smaller ids and half its own one.
+
+    `log_ratios_S` (float16) are those in the step's last update on the token: its log probability under the trainer's
+    weights before that update, minus the one that the policy loss compares with. That is the recorded one, or with a
+    `behaviour` weight that of the weights before the step's first update. A token of a truncated distribution has none
+    (NaN). `clipped_S` says whether the policy loss gave the token no gradient in that update because of a bound: its
+    own clip, or one that left the token out (`behaviour: masked`, `m2po`, `clipb`, `clipv`). An advantage of 0 alone is
+    no clip. Terms for KL and entropy are not looked at."""
 
     rollout_id: str
     call: int
     places_S: IntArray
     entropies_S: HalfArray
+    log_ratios_S: HalfArray
+    clipped_S: BoolArray
     entropy: float
     varentropy: float
     cumulative: float

@@ -47,7 +47,7 @@ def test_weights_by_hand() -> None:
 def test_an_unweighted_loss_by_hand() -> None:
     """As in `test_decoupled_loss_by_hand`: ratio 1.2 to the weights before the step, and nothing corrected."""
     algorithm = replace(GRPO, behaviour="unweighted")
-    loss, _ = policy_objective(algorithm, logs(0.6), logs(0.25), tensor(1.0), tensor(1.0), proximal_E=logs(0.5))
+    loss, *_ = policy_objective(algorithm, logs(0.6), logs(0.25), tensor(1.0), tensor(1.0), proximal_E=logs(0.5))
     assert float(loss) == pytest.approx(-1.2)
 
 
@@ -56,8 +56,9 @@ def test_decoupled_loss_by_hand() -> None:
     against the record it would be 2.4, clipped."""
     algorithm = replace(GRPO, behaviour="plain")
     now = logs(0.6).requires_grad_()
-    loss, sums = policy_objective(algorithm, now, logs(0.25), tensor(1.0), tensor(1.0), proximal_E=logs(0.5))
+    loss, sums, tokens = policy_objective(algorithm, now, logs(0.25), tensor(1.0), tensor(1.0), proximal_E=logs(0.5))
     assert float(loss.detach()) == pytest.approx(-2.0 * 1.2)
+    assert tokens.log_ratios_E.exp().tolist() == pytest.approx([1.2])  # what the clip is about
     loss.backward()
     assert now.grad is not None
     assert now.grad.tolist() == pytest.approx([-2.4])  # the weight has no gradient of its own
@@ -65,15 +66,17 @@ def test_decoupled_loss_by_hand() -> None:
     assert metrics["clip_fraction"] == 0.0
     assert metrics["behaviour_weight_mean"] == pytest.approx(2.0)
     assert metrics["ratio_mean"] == pytest.approx(2.4)  # to the record, as without a weight
-    plain = policy_objective(GRPO, now, logs(0.25), tensor(1.0), tensor(1.0))[1].means(GRPO)
+    _, sums, tokens = policy_objective(GRPO, now, logs(0.25), tensor(1.0), tensor(1.0))
+    plain = sums.means(GRPO)
     assert plain["clip_fraction"] == 1.0
+    assert (tokens.log_ratios_E.exp().tolist(), tokens.clipped_E.tolist()) == (pytest.approx([2.4]), [True])
     assert "behaviour_weight_mean" not in plain
 
 
 def test_at_the_first_update_the_proximal_policy_is_the_present_one() -> None:
     algorithm = replace(GRPO, behaviour="truncated", behaviour_high=2.0)
     now = logs(0.75, 0.3).requires_grad_()
-    loss, sums = policy_objective(algorithm, now, logs(0.25, 0.3), tensor(1.0, -1.0), tensor(0.5, 0.5))
+    loss, sums, _ = policy_objective(algorithm, now, logs(0.25, 0.3), tensor(1.0, -1.0), tensor(0.5, 0.5))
     assert float(loss.detach()) == pytest.approx(0.5 * -2.0 + 0.5 * 1.0)  # ratio 1, weights min(3, 2) and 1
     loss.backward()
     assert now.grad is not None
@@ -84,10 +87,12 @@ def test_at_the_first_update_the_proximal_policy_is_the_present_one() -> None:
 def test_a_masked_token_has_no_gradient() -> None:
     algorithm = replace(GRPO, behaviour="masked", behaviour_low=0.5, behaviour_high=5.0)
     now = logs(0.9, 0.3).requires_grad_()
-    loss, _ = policy_objective(algorithm, now, logs(0.1, 0.3), tensor(1.0, 1.0), tensor(0.5, 0.5))
+    loss, sums, tokens = policy_objective(algorithm, now, logs(0.1, 0.3), tensor(1.0, 1.0), tensor(0.5, 0.5))
     loss.backward()
     assert now.grad is not None
     assert now.grad.tolist() == pytest.approx([0.0, -0.5])
+    assert tokens.clipped_E.tolist() == [True, False]
+    assert sums.means(algorithm)["clip_fraction"] == 0.0  # by the ratio to the weights before the step
 
 
 probability = st.floats(0.01, 0.99)
@@ -115,7 +120,7 @@ def test_the_objective_equals_a_plain_implementation(rows: list[tuple[float, flo
             surrogate = max(surrogate, 3.0 * advantage)
         total -= weight * surrogate / len(rows)
     columns = list(zip(*rows, strict=True))
-    loss, _ = policy_objective(
+    loss, *_ = policy_objective(
         algorithm,
         logs(*columns[0]),
         logs(*columns[2]),
@@ -138,7 +143,7 @@ def test_without_mismatch_no_correction_changes_anything(name: str) -> None:
 
     def gradient(algorithm: Algorithm) -> list[float]:
         now = old.clone().requires_grad_()
-        loss, _ = policy_objective(algorithm, now, old, tensor(1.0, -1.0, 0.5), tensor(0.3, 0.3, 0.4), calls_E=calls)
+        loss, *_ = policy_objective(algorithm, now, old, tensor(1.0, -1.0, 0.5), tensor(0.3, 0.3, 0.4), calls_E=calls)
         return torch.autograd.grad(loss, now)[0].tolist()  # type: ignore[no-any-return]
 
     expected = gradient(preset)

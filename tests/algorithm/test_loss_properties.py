@@ -101,6 +101,27 @@ def test_every_policy_loss_equals_a_plain_implementation(name: str, tokens: list
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=50)
+@given(tokens=TOKENS)
+def test_clipped_are_the_tokens_without_a_gradient_whose_advantage_is_not_zero(name: str, tokens: list[Token]) -> None:
+    """Log ratios up to 2: at 4 the gate of sapo is so flat that its slope is 0 in fp64."""
+    tokens = [(now, (now + old) / 2, advantage, call) for now, old, advantage, call in tokens]
+    assume(off_the_bounds(tokens))
+    now, old, advantages, calls = (list(column) for column in zip(*tokens, strict=True))
+    now_E = tensor(now).requires_grad_()
+    algorithm = Algorithm(name="x", policy_loss=name, source="-")  # type: ignore[arg-type]
+    calls_E = torch.tensor(calls).unique(return_inverse=True)[1]
+    weights_E = torch.ones(len(now), dtype=torch.float64)
+    loss, _, found = policy_objective(algorithm, now_E, tensor(old), tensor(advantages), weights_E, calls_E=calls_E)
+    loss.backward()
+    assert now_E.grad is not None
+    pushed_E = tensor(advantages) != 0
+    assert found.clipped_E[pushed_E].tolist() == (now_E.grad[pushed_E] == 0).tolist()
+    assert found.log_ratios_E.tolist() == pytest.approx([n - o for n, o in zip(now, old, strict=True)])
+    assert not found.log_ratios_E.requires_grad
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=50)
 @given(tokens=TOKENS, scale=st.floats(0.1, 10.0), random=st.randoms(use_true_random=False))
 def test_every_policy_loss_follows_its_tokens_and_is_linear_in_the_size_of_the_advantages(
     name: str, tokens: list[Token], scale: float, random: Random
@@ -132,7 +153,7 @@ def test_trap_19_no_loss_depends_on_the_micro_batch_split_or_on_padding(
         for part in parts:
             pads = [(-1.0, -3.0, 5.0, 3)] * padding
             rows = [tokens[place] for place in part] + pads
-            loss, _ = policy_objective(
+            loss, *_ = policy_objective(
                 algorithm,
                 torch.cat([now_E[part], tensor(pad[0] for pad in pads)]),
                 tensor(row[1] for row in rows),
@@ -222,7 +243,7 @@ def test_the_entropy_bonus_by_hand() -> None:
     algorithm = Algorithm(name="x", policy_loss="reinforce", entropy_coef=0.1, source="-")
     logits = tensor([math.log(3.0), 0.0]).reshape(1, 2).requires_grad_()
     zero = tensor([0.0])
-    loss, sums = policy_objective(algorithm, zero, zero, zero, tensor([0.5]), entropy_E=entropy(logits))
+    loss, sums, _ = policy_objective(algorithm, zero, zero, zero, tensor([0.5]), entropy_E=entropy(logits))
     h = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     assert float(loss.detach()) == pytest.approx(-0.1 * 0.5 * h)
     assert sums.means(algorithm)["entropy"] == pytest.approx(h)

@@ -30,7 +30,7 @@ def tensor(*values: float) -> torch.Tensor:
 
 def test_objective_by_hand() -> None:
     logprobs = tensor(math.log(0.5), math.log(0.3)).requires_grad_()
-    loss, sums = policy_objective(
+    loss, sums, by_token = policy_objective(
         FULL,
         logprobs,
         tensor(math.log(0.25), math.log(0.3)),  # ratios 2 and 1
@@ -46,6 +46,8 @@ def test_objective_by_hand() -> None:
     metrics = sums.means(FULL)
     assert metrics["loss"] == pytest.approx(expected)
     assert metrics["clip_fraction"] == 0.5
+    assert by_token.clipped_E.tolist() == [True, False]
+    assert by_token.log_ratios_E.tolist() == pytest.approx([math.log(2), 0.0])
     assert metrics["ratio_mean"] == pytest.approx(1.5)
     assert metrics["ratio_max"] == pytest.approx(2.0)
     assert metrics["kl_old"] == pytest.approx((2 - 1 - math.log(2)) / 2)  # sampled from the old policy: ratio - 1 - log
@@ -60,7 +62,7 @@ def test_objective_by_hand() -> None:
 def test_disabled_terms_are_not_used() -> None:
     algorithm = replace(PRESETS["grpo"], kl_coef=0.0)
     nan = tensor(math.nan)
-    loss, sums = policy_objective(algorithm, tensor(-1.0), tensor(-1.0), tensor(2.0), tensor(1.0), nan, nan)
+    loss, sums, _ = policy_objective(algorithm, tensor(-1.0), tensor(-1.0), tensor(2.0), tensor(1.0), nan, nan)
     assert float(loss) == -2.0
     assert "kl_reference" not in sums.means(algorithm)
 
@@ -95,7 +97,7 @@ def test_trap_19_gradient_does_not_depend_on_the_micro_batch_split(
     """Red when `policy_objective` divides by its own number of tokens (or takes any mean)."""
     algorithm = replace(FULL, aggregation=aggregation)  # type: ignore[arg-type]
     tokens = update(sizes, algorithm)
-    whole, sums = policy_objective(algorithm, **tokens)  # type: ignore[arg-type]
+    whole, sums, _ = policy_objective(algorithm, **tokens)  # type: ignore[arg-type]
     (expected,) = torch.autograd.grad(whole, tokens["logprobs_E"])
     order = list(range(len(expected)))
     random.shuffle(order)

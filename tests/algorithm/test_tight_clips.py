@@ -22,7 +22,7 @@ def gradient_and_clipped(algorithm, old_E, now_E):
     weights_E = torch.full((num,), 1 / num)
     calls_E = torch.arange(num) // 8
     logprobs_E = now_E.clone().requires_grad_()
-    loss, sums = policy_objective(algorithm, logprobs_E, old_E, advantages_E, weights_E, now_E, None, calls_E)
+    loss, sums, _ = policy_objective(algorithm, logprobs_E, old_E, advantages_E, weights_E, now_E, None, calls_E)
     loss.backward()
     return logprobs_E.grad, int(sums.clipped)
 

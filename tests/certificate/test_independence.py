@@ -48,7 +48,7 @@ def test_the_certificate_imports_nothing_of_what_it_checks() -> None:
 def test_the_plain_loop_imports_nothing_of_the_trainer() -> None:
     """Neither losses, nor packing, nor what trains a family, nor the optimizer."""
     for path in (ROOT / "certificate").glob("*.py"):
-        if path.stem.startswith("plain_") or path.stem in ("loss_rules", "likeness", "saved_state"):
+        if path.stem.startswith("plain_") or path.stem in ("loss_rules", "likeness", "saved_state", "probe_batch"):
             parts = ("sharpen.trainer", "sharpen.algorithm", "sharpen.families", "sharpen.experience.draw")
             assert not [name for name in imported(path) if name.startswith((*parts, "sharpen.blockwise"))], path
 

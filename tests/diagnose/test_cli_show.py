@@ -176,7 +176,7 @@ def test_a_table_of_tokens(run_dir, tokenizer):
     assert len([line for line in untrained.splitlines() if line.rstrip().endswith("   0")]) == len(ids)
 
 
-def test_the_table_has_entropies_where_they_are_recorded(tmp_path, run_dir, tokenizer):
+def test_the_table_has_entropies_and_ratios_where_they_are_recorded(tmp_path, run_dir, tokenizer):
     shutil.copytree(run_dir, tmp_path / "run")
     group = make_group(3, tokenizer)
     call = group.rollouts[0].calls[0]
@@ -186,6 +186,8 @@ def test_the_table_has_entropies_where_they_are_recorded(tmp_path, run_dir, toke
         call=0,
         places_S=np.arange(first, first + count - 1, dtype=np.int32),
         entropies_S=np.full(count - 1, 1.25, np.float16),
+        log_ratios_S=np.log([1.5, 1e-5, *[1.0] * (count - 3)]).astype(np.float16),
+        clipped_S=np.arange(count - 1) == 0,
         entropy=1.25 * (count - 1),
         varentropy=0.5 * (count - 1),
         cumulative=0.5 * (count - 1),
@@ -195,10 +197,14 @@ def test_the_table_has_entropies_where_they_are_recorded(tmp_path, run_dir, toke
         delivery = Delivery(spans=(), places=(place,))
         journal.add_step(4, 4, {}, experiences(group), delivery, entropies=[entropies])
     text = show(tmp_path / "run", "--rollout", "step-3/train/17/0", "--tokens")
-    assert text.count("entropy") == 2
+    assert (text.count("entropy"), text.count("ratio ")) == (2, 2)
     rows = [line.split() for line in text.splitlines() if line.rstrip().endswith("   1")]
-    assert [row[-3] for row in rows[:count]] == ["1.250"] * (count - 1) + ["-"]
-    assert {row[-3] for row in rows[count:]} == {"-"}
+    assert [row[-4] for row in rows[:count]] == ["1.250"] * (count - 1) + ["-"]
+    assert [row[-3] for row in rows[:count]] == ["1.500*", "1e-05", *["1.000"] * (count - 3), "-"]
+    assert {(row[-4], row[-3]) for row in rows[count:]} == {("-", "-")}
+    assert text.count("*: clipped, without a gradient from the policy loss") == 1  # below the first call
+    unchanged = show(run_dir, "--rollout", "step-3/train/17/0", "--tokens")
+    assert "ratio" not in unchanged
 
 
 def test_filters_choose_failures_the_best_a_step_and_a_task_and_print_what_was_said(run_dir):

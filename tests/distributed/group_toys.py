@@ -164,10 +164,13 @@ def assert_same_numbers(one: Any, many: Any, *, relative: float = 1e-6) -> None:
             assert abs(value - many.values[name]) < 1e-5, name
             continue
         assert abs(value - many.values[name]) <= relative * max(abs(value), 1.0), (name, value, many.values[name])
-    entropies = {(call.rollout_id, call.call): call.entropies_S for call in many.entropies}
-    assert len(entropies) == len(one.entropies)
+    calls = {(call.rollout_id, call.call): call for call in many.entropies}
+    assert len(calls) == len(one.entropies)
     for call in one.entropies:
-        np.testing.assert_allclose(entropies[call.rollout_id, call.call], call.entropies_S, rtol=max(relative, 2e-3))
+        other = calls[call.rollout_id, call.call]
+        np.testing.assert_allclose(other.entropies_S, call.entropies_S, rtol=max(relative, 2e-3))
+        np.testing.assert_allclose(other.log_ratios_S, call.log_ratios_S, rtol=max(relative, 2e-3), atol=1e-5)
+        np.testing.assert_array_equal(other.clipped_S, call.clipped_S)
 
 
 def assert_same_weights(one: Any, many: Any, *, absolute: float = 2e-6) -> None:

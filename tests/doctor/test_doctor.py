@@ -7,9 +7,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from sharpen.certificate.gradient_probe import GradientProbe
+from sharpen.certificate.likeness import Gap
 from sharpen.cli.doctor import run_doctor
 from sharpen.cli.main import build_parser
 from sharpen.doctor import checks
+from sharpen.doctor.gradients import finding_of as finding_of_gradients
+from sharpen.doctor.gradients import gradients_check, probe_model
 from sharpen.doctor.step import StepResult, finding_of, step_check, train_step
 
 
@@ -132,6 +136,38 @@ def test_a_step_that_crashes_is_a_problem(tmp_path, code, told):
 def test_a_step_that_hangs_is_a_problem(tmp_path):
     found = step_check(tmp_path, timeout_s=0.2, program=(sys.executable, "-c", "import time; time.sleep(60)"))
     assert (found.state, "0 s" in found.what) == ("problem", True)
+
+
+def test_gradients_of_a_model_are_compared(toy_model_dir):
+    found = finding_of_gradients(probe_model(str(toy_model_dir)))
+    assert found.state == "ok", found
+    assert "those of a plain loop in all tensors" in found.what
+
+
+def test_they_are_compared_in_a_process_of_its_own():
+    answer = "import json, sys; print(json.dumps({'name': 'gradients', 'state': 'ok', 'what': sys.argv[1]}))"
+    assert gradients_check("a/model", program=(sys.executable, "-c", answer)).what == "a/model"
+    found = gradients_check("a/model", program=(sys.executable, "-c", "import os; os.abort()"))
+    assert (found.name, found.state) == ("gradients", "problem")
+    assert "comparing the gradients of a/model failed" in found.what
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "told"),
+    [
+        (
+            GradientProbe(gaps=(Gap(name="layers.3.up", distance=2.0, bound=1e-5),), num_tokens=9),
+            "problem",
+            "layers.3.up",
+        ),
+        (GradientProbe(not_probed="too large"), "warning", "too large"),
+    ],
+)
+def test_gradients_that_differ_or_were_not_compared_are_said(found, state, told):
+    finding = finding_of_gradients(found)
+    assert (finding.name, finding.state) == ("gradients", state)
+    assert told in finding.what
+    assert finding.todo
 
 
 def test_the_command(monkeypatch, capsys):

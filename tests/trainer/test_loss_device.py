@@ -35,7 +35,7 @@ def test_loss_and_gradient_of_a_pack_read_nothing_from_its_device(name, max_logi
     found = score_rows(output, hidden_RC, temperatures_R, rows_E, rows_E, True, compared, None, max_logits)
     known_E = torch.empty(ENTRIES, device=META)
     calls_E = torch.empty(ENTRIES, dtype=torch.int64, device=META)
-    loss, sums = policy_objective(
+    loss, sums, _ = policy_objective(
         algorithm,
         found[0],
         known_E,

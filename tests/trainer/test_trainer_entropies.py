@@ -1,4 +1,5 @@
-"""The entropy of each trained token, of the distribution that it was predicted from, with the call that it belongs to.
+"""The entropy of each trained token, of the distribution that it was predicted from, with the call that it belongs to;
+its ratio to the record in the last update on it, and whether that update clipped it.
 
 The expected numbers come from transformers' own pass over each sequence alone, without packing.
 """
@@ -8,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from trainer_toys import Batch, make_experience, make_experiences, make_model, plain_copy, record
+from trainer_toys import Batch, hf_logprobs, make_experience, make_experiences, make_model, plain_copy, record
 
 from sharpen.algorithm.resolve import resolve
 from sharpen.config.run import LossConfig
@@ -19,6 +20,8 @@ from sharpen.trainer.trainer import Trainer
 
 PLACES = 5e-3
 """Half a step of float16 between 4 and 8 is 0.002."""
+LARGE = 0.01
+"""A learning rate with which one update moves ratios beyond each bound, and none beyond e^20, which is held there."""
 
 
 @pytest.fixture
@@ -30,12 +33,12 @@ def module():
     return module
 
 
-def train(module, *batches, **config):
+def train(module, *batches, learning_rate=0.05, **config):
     trainer = Trainer(
         TrainedModel(module, compute_dtype=module.dtype),
         algorithm=resolve("multi_step_grpo", LossConfig(kl="none"), 8),
         config=TrainerConfig(**{"max_tokens_per_micro_batch": 80, **config}),
-        learning_rate=0.05,
+        learning_rate=learning_rate,
         planned_updates=10,
         tolerance=Tolerance(),
     )
@@ -115,3 +118,57 @@ def test_tokens_that_no_update_was_computed_on_have_none(module):
     flat = [replace(e, advantages_T=np.zeros_like(e.advantages_T)) if e.group_id == "g1" else e for e in experiences]
     _, found = train(module, flat)
     assert {rollout_id.split("/")[0] for rollout_id, _ in found} == {"g0", "g2"}
+
+
+def own_ratios(model, experience, call):
+    """The log ratios of a call's tokens, from a pass over its sequence alone, and which clip holds each: `high` and
+    `low` (0.2), beyond which its advantage pushes the ratio, or `dual` (3)."""
+    mask_T = experience.loss_mask_T
+    own_E = experience.calls_T[mask_T] == call
+    logs = (hf_logprobs(model, experience).detach().numpy() - experience.logprobs_T[mask_T])[own_E]
+    advantages = experience.advantages_T[mask_T][own_E]
+    ratios = np.exp(logs)
+    up, down = advantages > 0, advantages < 0
+    return logs, np.select(
+        [up & (ratios > 1.2), down & (ratios < 0.8), down & (ratios > 3)], ["high", "low", "dual"], ""
+    )
+
+
+@pytest.mark.parametrize("max_tokens", [80, 10_000])
+def test_each_token_has_its_ratio_and_clip_of_the_last_update_on_it(module, max_tokens):
+    """Two epochs on nine rollouts, in several packs or in one. A plain copy takes the first update; the second sees its
+    weights. Red with the first update's ratios, which are all 1, and when a part keeps the bits of another."""
+    config = {"learning_rate": LARGE, "max_tokens_per_micro_batch": max_tokens}
+    experiences = record(plain_copy(module), make_experiences())
+    copy = plain_copy(module)
+    _, first = train(copy, experiences, **config)
+    assert all(abs(one.log_ratios_S).max() < 1e-5 and not one.clipped_S.any() for one in first.values())
+    updated, kinds = plain_copy(copy), set()
+    metrics, found = train(module, experiences, epochs=2, **config)
+    for one in experiences:
+        for call in np.unique(one.calls_T[one.loss_mask_T]):
+            logs, clips = own_ratios(updated, one, call)
+            kinds |= set(clips)
+            np.testing.assert_allclose(found[one.rollout_id, call].log_ratios_S, logs, rtol=2e-3, atol=1e-4)
+            assert found[one.rollout_id, call].clipped_S.tolist() == (clips != "").tolist()
+    assert kinds == {"high", "low", "dual", ""}
+    clipped = np.concatenate([one.clipped_S for one in found.values()])
+    assert metrics.values["clip_fraction"] == pytest.approx(clipped.mean() / 2)  # of both epochs
+    assert all(one.log_ratios_S.dtype == np.float16 for one in found.values())
+
+
+def test_a_token_of_a_truncated_distribution_has_no_ratio(module):
+    experiences = record(plain_copy(module), make_experiences(num_groups=1))
+    experiences[0] = replace(experiences[0], truncated_calls=(1,))
+    trainer = Trainer(
+        TrainedModel(module, compute_dtype=module.dtype),
+        algorithm=resolve("opmd", LossConfig(kl="none"), 8),
+        config=TrainerConfig(),
+        learning_rate=0.05,
+        planned_updates=10,
+        tolerance=Tolerance(),
+    )
+    metrics = trainer.train_step([Batch(experiences=tuple(experiences))])
+    missing = {(one.rollout_id, one.call) for one in metrics.entropies if np.isnan(one.log_ratios_S).all()}
+    assert missing == {("g0/0", 1)}
+    assert not any(np.isnan(one.log_ratios_S).any() for one in metrics.entropies if one.rollout_id != "g0/0")

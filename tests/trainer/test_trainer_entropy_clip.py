@@ -80,6 +80,10 @@ def test_trap_19_the_gradient_is_that_of_the_kept_tokens_however_the_step_is_spl
     assert metrics.values["entropy_clip_fraction"] == pytest.approx(num_out / num_tokens)
     assert metrics.values["entropy_clip_fraction_negative"] > num_out / num_tokens
     assert metrics.skipped_tokens == 0
+    said = {(one.rollout_id, one.call): one.clipped_S for one in metrics.entropies}
+    for one, keeps_E in zip(experiences, kept, strict=True):
+        calls = sorted(call for rollout_id, call in said if rollout_id == one.rollout_id)
+        np.testing.assert_array_equal(np.concatenate([said[one.rollout_id, call] for call in calls]), ~keeps_E)
 
 
 def test_other_advantages_cost_no_forward_pass_and_say_nothing():

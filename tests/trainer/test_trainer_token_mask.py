@@ -66,7 +66,8 @@ def test_the_gradient_is_that_of_the_kept_tokens_however_the_update_is_split(max
         (-torch.from_numpy(factor).double() * ratio_E).sum().backward()
     torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
     trainer = make_trainer(module, max_tokens)
-    values = trainer.train_step([Batch(experiences=tuple(experiences))]).values
+    metrics = trainer.train_step([Batch(experiences=tuple(experiences))])
+    values = metrics.values
     parameters = dict(trainer.policy.parameters())
     for key, parameter in twin.named_parameters():
         torch.testing.assert_close(parameters[key].grad, parameter.grad, atol=1e-7, rtol=1e-5)
@@ -74,6 +75,10 @@ def test_the_gradient_is_that_of_the_kept_tokens_however_the_update_is_split(max
     assert values["m2_trust_region_fraction"] == pytest.approx(num_pushed / num_tokens)
     assert values["m2_before"] == pytest.approx(before, rel=1e-5)
     assert values["m2_after"] <= THRESHOLD < values["m2_before"]
+    said = {(one.rollout_id, one.call): one.clipped_S for one in metrics.entropies}
+    for one, keeps_E in zip(experiences, kept, strict=True):
+        calls = sorted(call for rollout_id, call in said if rollout_id == one.rollout_id)
+        np.testing.assert_array_equal(np.concatenate([said[one.rollout_id, call] for call in calls]), ~keeps_E)
 
 
 def test_every_update_is_masked_anew_by_the_weights_before_it():

@@ -5,6 +5,7 @@ import shlex
 import sqlite3
 from contextlib import closing
 
+import numpy as np
 import pytest
 from addresses import HOSTILE, HOSTILE_ROLLOUT, PAGES
 from experience_builders import make_call, make_rollout
@@ -59,19 +60,26 @@ def test_tokens_have_their_loss(found):
     assert all(one["weight"] == pytest.approx(1 / len(call.sampled_ids_S)) for one in tokens["tokens"])
     entropies = [one["entropies"][0] for one in tokens["tokens"]]
     assert entropies == pytest.approx((0.1 - 0.7 * call.logprobs_S).tolist(), rel=1e-3)
+    logs_S = 0.1 * ((call.sampled_ids_S + 1) % 7 - 3)
+    assert [one["ratios"][0] for one in tokens["tokens"]] == pytest.approx(np.exp(logs_S).tolist(), rel=1e-3)
+    assert [one["clipped"] for one in tokens["tokens"]] == (logs_S > 0.25).tolist()
     assert tokens["tokens"][-1]["text"].strip() == "<end>"
     assert tokens["context_ids"] == [len(rollout.calls[0].prompt_ids_P) + len(rollout.calls[0].sampled_ids_S), 5]
     assert tokens["context"][1].split()[:3] == ["the", "shelf", "holds"]
     assert not tokens["problem"]
 
 
-def test_a_run_that_did_not_record_entropies_shows_the_other_numbers(copied, client, library):
+@pytest.mark.parametrize(
+    ("lost", "has_entropies"), [("DROP TABLE entropies", False), ("ALTER TABLE entropies DROP COLUMN log_ratios", True)]
+)
+def test_a_run_that_did_not_record_entropies_or_ratios_shows_the_other_numbers(copied, client, lost, has_entropies):
     with closing(sqlite3.connect(copied / "run.db")) as journal:
-        journal.execute("DROP TABLE entropies")
+        journal.execute(lost)
         journal.commit()
     http, address = client(copied), f"/run/{Folder.of(copied).key}/rollout/t1"
     tokens = http.get(f"{address}/tokens.json?call=0").json()["tokens"]
-    assert all(one["entropies"] == [] and one["weight"] > 0 for one in tokens)
+    assert all(bool(one["entropies"]) == has_entropies and one["weight"] > 0 for one in tokens)
+    assert all(one["ratios"] == [] and not one["clipped"] for one in tokens)
 
 
 def test_an_attempt_that_was_repeated_was_not_trained(found):
@@ -82,7 +90,7 @@ def test_an_attempt_that_was_repeated_was_not_trained(found):
     assert pages[name]["trained_in"] == []
     assert all(call["no_loss"] == "its rollout was not trained" for call in pages[name]["calls"])
     tokens = http.get(f"{address}/rollout/{name}/tokens.json?call=0").json()["tokens"]
-    assert all(one["entropies"] == [] and one["advantage"] is None for one in tokens)
+    assert all(one["entropies"] == one["ratios"] == [] and one["advantage"] is None for one in tokens)
 
 
 def at(index, started, seconds, agent=""):

@@ -1,7 +1,8 @@
 """The loss of a micro-batch and its metrics, both as sums, so that those of an update's micro-batches add up.
 
 In: an `Algorithm` and, for each loss token, logprobs, advantage and weight. Out: the loss (`sum(weights * per-token
-loss)`) and `ObjectiveSums`. Metrics of the ratio compare the current logprobs with those that the engine recorded.
+loss)`), `ObjectiveSums`, and `PolicyTokens`. Metrics of the ratio compare the current logprobs with those that the
+engine recorded.
 
 Shape suffixes: E loss tokens, N sequences (calls or rollouts).
 """
@@ -85,6 +86,19 @@ class ObjectiveSums:
         return metrics
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTokens:
+    """What the policy loss did with each token (E), without gradient.
+
+    `log_ratios_E` are those to the logprobs that the loss compares with: the record, or with a `behaviour` weight those
+    of the weights before the step's first update. `clipped_E` says which tokens it gave no gradient because of a bound:
+    its own clip, or the bounds of `behaviour: masked`.
+    """
+
+    log_ratios_E: torch.Tensor
+    clipped_E: torch.Tensor
+
+
 def policy_objective(
     algorithm: Algorithm,
     logprobs_E: torch.Tensor,
@@ -97,19 +111,19 @@ def policy_objective(
     proximal_E: torch.Tensor | None = None,
     policy_weight: float = 1.0,
     divergence_E: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, ObjectiveSums]:
-    """Compute the loss of some of an update's tokens, and the sums for its metrics.
+) -> tuple[torch.Tensor, ObjectiveSums, PolicyTokens]:
+    """Compute the loss of some of an update's tokens, the sums for its metrics, and what it did with each token.
 
     All tensors have shape E; only `logprobs_E`, `entropy_E` and `divergence_E` (from the teacher) have a gradient.
     Some are used only if the algorithm needs them, and are then required: `ref_logprobs_E` if it `needs_reference`,
     `entropy_E` if it `needs_entropy`, `divergence_E` if it distills over the vocabulary, `calls_E` (the number of each
     token's call) if its loss is `by_call`. `proximal_E` are the logprobs under the weights before the step's first
-    update, used with a `behaviour` weight (None: the current weights). `policy_weight` multiplies the policy loss, but
-    not the KL, entropy and distillation terms.
+    update, for a `behaviour` weight (None: the current weights). `policy_weight` multiplies the policy loss alone.
     """
     zero = logprobs_E.new_zeros(())
+    base_E = _compared(algorithm, logprobs_E, old_logprobs_E, proximal_E)
     policy_E, clipped_E, behaviour_E, bounded_E = _policy_tokens(
-        algorithm, logprobs_E, old_logprobs_E, advantages_E, calls_E, proximal_E
+        algorithm, logprobs_E, old_logprobs_E, advantages_E, calls_E, base_E
     )
     policy_loss, kl_loss, entropy_loss = policy_weight * (weights_E * policy_E).sum(), zero, zero
     kl_reference, entropy_sum, distill_loss, divergence_sum = zero, zero, zero, zero
@@ -143,12 +157,22 @@ def policy_objective(
             behaviour=behaviour_E.sum(),
             behaviour_bounded=bounded_E.sum().to(zero.dtype),
         )
-    return policy_loss + kl_loss + entropy_loss + distill_loss, sums
+        tokens = PolicyTokens(log_ratios_E=log_ratio(logprobs_E, base_E), clipped_E=clipped_E | (behaviour_E == 0))
+    return policy_loss + kl_loss + entropy_loss + distill_loss, sums, tokens
 
 
 def _required(tensor_E: torch.Tensor | None) -> torch.Tensor:
     assert tensor_E is not None, "the caller must pass this tensor for this algorithm"
     return tensor_E
+
+
+def _compared(
+    algorithm: Algorithm, logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, proximal_E: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the logprobs that the policy loss compares the current ones with."""
+    if algorithm.behaviour == "none":
+        return old_logprobs_E
+    return logprobs_E.detach() if proximal_E is None else proximal_E
 
 
 def _policy_tokens(
@@ -157,21 +181,17 @@ def _policy_tokens(
     old_logprobs_E: torch.Tensor,
     advantages_E: torch.Tensor,
     calls_E: torch.Tensor | None,
-    proximal_E: torch.Tensor | None,
+    base_E: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return each token's policy loss, whether it was clipped, its behaviour weight, and whether that was bounded."""
     loss = POLICY_LOSSES[algorithm.policy_loss]
-    corrects = algorithm.behaviour != "none"
-    base_E = old_logprobs_E
-    if corrects:
-        base_E = logprobs_E.detach() if proximal_E is None else proximal_E
     inputs: tuple[torch.Tensor, ...] = (logprobs_E, base_E, advantages_E)
     if algorithm.by_call:
         assert calls_E is not None, f"{algorithm.policy_loss} compares calls: the call of each token is needed"
         inputs = (*inputs, calls_E)
     arguments = algorithm.policy_loss_args if loss.mask is None else {}
     policy_E, clipped_E = loss.function(*inputs, **arguments)
-    if not corrects:
+    if algorithm.behaviour == "none":
         return policy_E, clipped_E, torch.ones_like(old_logprobs_E), torch.zeros_like(clipped_E)
     weight_E, bounded_E = behaviour_weights(
         algorithm.behaviour, base_E, old_logprobs_E, algorithm.behaviour_low, algorithm.behaviour_high

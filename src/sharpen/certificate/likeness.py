@@ -119,6 +119,19 @@ def compare(
     return Likeness(gaps=tuple(gaps), cosine=cosine, length=lengths[0] / lengths[1] if lengths[1] else math.nan)
 
 
+def compare_gradients(
+    found: Mapping[str, torch.Tensor],
+    exact: Mapping[str, torch.Tensor],
+    rounded: Mapping[str, torch.Tensor],
+    whose: str = "",
+) -> list[Gap]:
+    """Compare the gradients of an update with the exact ones, and these with the rounded ones, in the order of the
+    exact ones. One that was not found is 0."""
+    known = {name: found.get(name, torch.zeros_like(one)).double() for name, one in exact.items()}
+    high, low = ({name: one.double() for name, one in many.items()} for many in (exact, rounded))
+    return list(_Kind(known, high, [low], {}, FACTOR).gaps(whose))
+
+
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """Tensors of one kind by name: found, exact, rounded. `stored` are those whose float32 rounding counts beside that

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from sharpen.certificate.certify import Settings
-from sharpen.certificate.loss_rules import LossRules
 from sharpen.certificate.plain_adamw import Rates
-from sharpen.certificate.plain_steps import unrepeatable
-from sharpen.certificate.plain_update import PairLoss, PlainSequence, PlainStep
+from sharpen.certificate.plain_steps import row_loss, unrepeatable
+from sharpen.certificate.plain_update import PlainSequence, PlainStep
 from sharpen.certificate.rows import read_lessons
 from sharpen.config.run import RunConfig
 from sharpen.supervised.lessons import Lesson
@@ -39,23 +38,11 @@ class RowSteps:
             return reason
         if lessons is None:
             return next(iter(self._missing), "its rows are not those of the dataset any more")
-        if any(one.pictures for lesson in lessons for one in lesson.experiences):
-            return "their rows have images"
         parts = config.trainer.num_minibatches
         bounds = [len(lessons) * part // parts for part in range(parts + 1)]
         updates = [[*_update(lessons[start:end], config)] for start, end in pairwise(bounds)]
-        loss, pairs = config.loss, None
-        if config.algorithm.algorithm_type == "dpo":
-            given = loss.policy_loss_args
-            pairs = PairLoss(beta=given.get("beta", 0.1), smoothing=given.get("label_smoothing", 0.0))
-        coefficient = loss.kl_coef or 0.0
-        return PlainStep(
-            updates=updates,
-            epochs=config.trainer.epochs,
-            loss=LossRules(policy_loss="sft", kl=(loss.kl or "none") if coefficient else "none", kl_coef=coefficient),
-            rates=Rates.of(config),
-            pairs=pairs,
-        )
+        loss, pairs = row_loss(config)
+        return PlainStep(updates=updates, epochs=config.trainer.epochs, loss=loss, rates=Rates.of(config), pairs=pairs)
 
 
 def _update(lessons: Sequence[Lesson], config: RunConfig) -> Iterator[PlainSequence]:
@@ -88,5 +75,6 @@ def _sequence(one: Experience, places_S: np.ndarray, weights_S: torch.Tensor) ->
         places_S=torch.tensor(places_S),
         recorded_S=torch.zeros(len(places_S)),
         weights_S=weights_S,
+        pictures=one.pictures,
         advantage=float(advantages_S[0]) if len(advantages_S) else 0.0,
     )

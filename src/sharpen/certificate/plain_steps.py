@@ -18,13 +18,13 @@ from sharpen.certificate.lineage import Lineage
 from sharpen.certificate.loss_rules import LossRules
 from sharpen.certificate.plain_adamw import Rates
 from sharpen.certificate.plain_credit import Episodes
-from sharpen.certificate.plain_update import PlainSequence, PlainStep
+from sharpen.certificate.plain_update import PairLoss, PlainSequence, PlainStep
 from sharpen.certificate.rules import Rules
 from sharpen.config.run import RunConfig
 from sharpen.experience.evidence import read_delivery, read_step_groups
 from sharpen.experience.reading import read_groups_at
 from sharpen.token_masks import TokenMasks, allowed
-from sharpen.types import Call, RouteArray
+from sharpen.types import RouteArray
 
 
 class RolloutSteps:
@@ -42,8 +42,6 @@ class RolloutSteps:
         for reason in (*unrepeatable(config), *_without_formula(config)):
             return reason
         expected = self._expected(step)
-        for reason in (why for one in expected for why in _unrepeatable_call(one.call)):
-            return reason
         updates: list[list[PlainSequence]] = [[] for _ in range(1 + max((one.update for one in expected), default=-1))]
         for one in expected:
             updates[one.update].append(self._sequence(one))
@@ -52,7 +50,7 @@ class RolloutSteps:
             epochs=config.trainer.epochs,
             loss=LossRules.of(config),
             rates=Rates.of(config),
-            episodes=_episodes(rules, config) if rules.formula.critic else None,
+            episodes=episodes(rules, config) if rules.formula.critic else None,
             critic_rates=Rates.of(config, critic=True) if rules.formula.critic else None,
         )
 
@@ -81,7 +79,19 @@ class RolloutSteps:
             whole=call.sampling.full_support,
             allowed_SV=allowed_SV,
             routes_TLK=None if call.routes_NLK is None else _routes(call.routes_NLK),
+            pictures=call.pictures,
         )
+
+
+def row_loss(config: RunConfig) -> tuple[LossRules, PairLoss | None]:
+    """Return the loss that the settings of a run on rows define; with that of pairs, if rows are pairs of answers."""
+    loss, pairs = config.loss, None
+    if config.algorithm.algorithm_type == "dpo":
+        given = loss.policy_loss_args
+        pairs = PairLoss(beta=given.get("beta", 0.1), smoothing=given.get("label_smoothing", 0.0))
+    coefficient = loss.kl_coef or 0.0
+    kl = (loss.kl or "none") if coefficient else "none"
+    return LossRules(policy_loss="sft", kl=kl, kl_coef=coefficient), pairs
 
 
 def _routes(routes_NLK: RouteArray) -> torch.Tensor:
@@ -90,15 +100,24 @@ def _routes(routes_NLK: RouteArray) -> torch.Tensor:
     return torch.cat([recorded_NLK, recorded_NLK[-1:]])
 
 
-def unrepeatable(config: RunConfig) -> Iterator[str]:
-    """Yield what in a run's settings the plain loop does not make."""
+def without_gradient(config: RunConfig) -> Iterator[str]:
+    """Yield what in a run's settings keeps the plain loop from computing its gradients."""
     trainer, lora = config.trainer, config.trainer.lora
     cases = {
-        f"the optimizer is {trainer.optimizer}": trainer.optimizer not in ("adamw", "muon"),
         "a balance loss of experts is added": bool(trainer.balance_coef),
         "the vision tower is trained": trainer.train_towers,
         "the adapters are those of experts": lora is not None and lora.experts,
         "the frozen weights are in 4 bits": lora is not None and lora.base == "nf4",
+    }
+    yield from (reason for reason, applies in cases.items() if applies)
+
+
+def unrepeatable(config: RunConfig) -> Iterator[str]:
+    """Yield what in a run's settings the plain loop does not make."""
+    trainer = config.trainer
+    yield from without_gradient(config)
+    cases = {
+        f"the optimizer is {trainer.optimizer}": trainer.optimizer not in ("adamw", "muon"),
         "how many updates the rate's schedule spans is not among the settings": trainer.schedule != "constant"
         and config.train_dataset.total_steps is None,
     }
@@ -115,12 +134,8 @@ def _without_formula(config: RunConfig) -> Iterator[str]:
     yield from (reason for reason, applies in cases.items() if applies)
 
 
-def _unrepeatable_call(call: Call) -> Iterator[str]:
-    if call.pictures:
-        yield "their prompts have images"
-
-
-def _episodes(rules: Rules, config: RunConfig) -> Episodes:
+def episodes(rules: Rules, config: RunConfig) -> Episodes:
+    """Return how a critic credits tokens under these settings."""
     calls = rules.advantage == "call_gae"
     given = {name: rules.arguments[name] for name in ("gamma", "lam", "whiten") if name in rules.arguments}
     return Episodes(calls=calls, value_clip=config.critic.value_clip, **({"lam": 1.0 if calls else 0.95} | given))

@@ -1,7 +1,7 @@
 """`sharpen doctor`: look at this machine, and say what to do before a first run.
 
-In: the machine. Out: a line for each check, and what to do about each that is not in order. The exit code is 0 if a run
-is possible (there may be warnings), 1 if not.
+In: the machine, and a model if one is named. Out: a line for each check, and what to do about each that is not in
+order. The exit code is 0 if a run is possible (there may be warnings), 1 if not.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ _SIGNS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--no-step", action="store_true", help="do not train the step of a tiny model")
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="a model's folder or name, whose gradients in the trainer are compared with a plain loop's",
+    )
     add_json(parser)
 
 
@@ -32,7 +37,7 @@ def run_doctor(arguments: argparse.Namespace, out: IO[str] | None = None) -> int
     """Print each finding as soon as it is made."""
     out = out or sys.stdout
     findings = []
-    for finding in _findings(step=not arguments.no_step):
+    for finding in _findings(step=not arguments.no_step, model=arguments.model):
         findings.append(finding)
         if not arguments.json:
             say(f"{_SIGNS[finding.state]}  {finding.name:<9} {finding.what}", file=out)
@@ -49,7 +54,7 @@ def run_doctor(arguments: argparse.Namespace, out: IO[str] | None = None) -> int
     return 1 if problems else 0
 
 
-def _findings(step: bool) -> Iterator[Finding]:
+def _findings(step: bool, model: str | None) -> Iterator[Finding]:
     from sharpen.doctor import checks
 
     packages = checks.packages_check()
@@ -66,3 +71,7 @@ def _findings(step: bool) -> Iterator[Finding]:
 
         with tempfile.TemporaryDirectory(prefix="sharpen-doctor-") as folder:
             yield step_check(Path(folder))
+    if model is not None and packages.state != "problem":
+        from sharpen.doctor.gradients import gradients_check
+
+        yield gradients_check(model)

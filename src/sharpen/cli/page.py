@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from sharpen.experience.entropies import TokenRatios
     from sharpen.experience.reading import TrainedCall
     from sharpen.types import Call, FloatArray, Rollout
 
 FOLDED_LINES = 12
+_ROOMY = 80
+"""The width of a screen from which the columns of a table stand two blanks apart."""
 BANDS = ((0.9, "green"), (0.5, "cyan"), (0.1, "yellow"), (0.01, "dark_orange"), (0.0, "bold red"))
 """Least probability of a sampled token, and its colour."""
 _ROLE_STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "assistant": "green", "tool": "cyan"}
@@ -35,7 +38,8 @@ _ROLE_STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "as
 
 class Page:
     """Prints one rollout. `trained` holds the calls that carried loss, by index; `number_name` names their recorded
-    number. `untrained` is the reason shown for the other calls. `entropies` (S) are those of calls that have some."""
+    number. `untrained` is the reason shown for the other calls. `entropies` (S) and `ratios` are those of calls that
+    have some."""
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class Page:
         *,
         untrained: str = "its rollout was not trained",
         entropies: Mapping[int, FloatArray] | None = None,
+        ratios: Mapping[int, TokenRatios] | None = None,
     ) -> None:
         self._console = console
         self._decode = decode
@@ -53,6 +58,7 @@ class Page:
         self._number_name = number_name
         self._untrained = untrained
         self._entropies = entropies or {}
+        self._ratios = ratios or {}
 
     def rollout(self, rollout: Rollout, *, only: int | None, tokens: bool, row: Sequence[str] = ()) -> None:
         """Print the lines of the task's row, and all calls, or only one with its whole prompt."""
@@ -171,9 +177,9 @@ class Page:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        entropies_S = self._entropies.get(call.index)
-        recorded = ["entropy"] if self._entropies else []
+        table = Table(box=None, padding=(0, 2 if self._console.width >= _ROOMY else 1, 0, 0), header_style="bold")
+        entropies_S, ratios = self._entropies.get(call.index), self._ratios.get(call.index)
+        recorded = [*(["entropy"] if self._entropies else []), *(["ratio"] if self._ratios else [])]
         for name in ("number", "token", "id", "logprob", *recorded, "version", "mask"):
             is_text = name == "token"
             table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
@@ -183,11 +189,15 @@ class Page:
                 shown = json.dumps(clean(piece), ensure_ascii=False) if place == end - 1 else "..."
                 logprob = float(call.logprobs_S[place])
                 cells = [str(place), shown, str(call.sampled_ids_S[place]), f"{logprob:.4f}"]
-                if recorded:
+                if self._entropies:
                     cells.append(_entropy(math.nan if entropies_S is None else float(entropies_S[place])))
+                if self._ratios:
+                    cells.append(_ratio(ratios, place))
                 row = (*cells, str(call.versions_S[place]), str(mask))
                 table.add_row(*(Text(cell) for cell in row), style=self._style(call, logprob))
         self._console.print(table)
+        if ratios is not None and ratios.clipped_S.any():
+            self.line("*: clipped, without a gradient from the policy loss", "dim")
 
     def _style(self, call: Call, logprob: float) -> str:
         colour = next((colour for least, colour in BANDS if math.exp(logprob) >= least), BANDS[-1][1])
@@ -216,6 +226,16 @@ class Page:
 
 def _entropy(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _ratio(ratios: TokenRatios | None, place: int) -> str:
+    """Format the ratio of a token, with a star if it was clipped; a blank keeps the others in their column."""
+    if ratios is None:
+        return "- "
+    ratio, mark = float(ratios.ratios_S[place]), "*" if ratios.clipped_S[place] else " "
+    if math.isnan(ratio):
+        return f"-{mark}"
+    return f"{ratio:.3f}{mark}" if 0.001 <= ratio < 1000 else f"{ratio:.0e}{mark}"
 
 
 def _folded(traceback: str) -> list[str]:

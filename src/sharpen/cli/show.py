@@ -39,6 +39,7 @@ from sharpen.types import step_of_group
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from sharpen.experience.entropies import TokenRatios
     from sharpen.experience.reading import TrainedCall
     from sharpen.types import FloatArray, Group, Rollout
 
@@ -123,13 +124,15 @@ def _show_rollout(arguments: argparse.Namespace, run_dir: Path, out: IO[str]) ->
     console = open_console(out)
     decode, number_name = _decoder(console, run_dir), _number_name(run_dir)
     untrained = "a recording" if is_record(run_dir) else "its rollout was not trained"
+    entropies, ratios = _measured(journal, rollout)
     page = Page(
         console,
         decode,
         _trained_calls(journal, rollout),
         number_name,
         untrained=untrained,
-        entropies=_entropies(journal, rollout),
+        entropies=entropies,
+        ratios=ratios,
     )
     page.rollout(rollout, only=arguments.call, tokens=arguments.tokens, row=tuple(row_lines(group.task.row)))
     return 0
@@ -192,17 +195,18 @@ def _trained_calls(journal: Path, rollout: Rollout) -> dict[int, TrainedCall]:
     return {call.call: call for call in read_trained(journal, step=step) if call.rollout_id == rollout.id}
 
 
-def _entropies(journal: Path, rollout: Rollout) -> dict[int, FloatArray]:
-    """Return the entropies of the rollout's trained tokens, by call; none for a run that did not record them."""
-    from sharpen.experience.entropies import read_entropies
+def _measured(journal: Path, rollout: Rollout) -> tuple[dict[int, FloatArray], dict[int, TokenRatios]]:
+    """Return the entropies and the ratios of the rollout's trained tokens, by call; none for a run that did not record
+    them."""
+    from sharpen.experience.entropies import read_entropies, read_ratios
     from sharpen.experience.evidence import read_group_steps
     from sharpen.experience.reading import reading
 
     if not journal.exists():
-        return {}
+        return {}, {}
     with reading(journal) as connection:
         steps = [step for step, _ in read_group_steps(connection, rollout.group_id)]
-        return read_entropies(connection, rollout, steps)
+        return read_entropies(connection, rollout, steps), read_ratios(connection, rollout, steps)
 
 
 def _number_name(run_dir: Path) -> str:

@@ -24,7 +24,13 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
     ),
     "whether and how often the run is saved, checked and evaluated": (
         *("algorithm.save_interval_steps", "algorithm.eval_interval_steps", "trainer.keep_checkpoints"),
-        *("evaluation.before_and_after", "check.enabled", "check.num_tasks", "check.stop_without_signal"),
+        *(
+            "evaluation.before_and_after",
+            "check.enabled",
+            "check.num_tasks",
+            "check.gradients",
+            "check.stop_without_signal",
+        ),
     ),
     "how the run is monitored, and when it gives up": (
         *("monitor_type", "monitor_rollouts", "certificate.on_violation", "certificate.retrain", "stall_report_s"),

@@ -224,6 +224,8 @@ class CheckConfig(Strict):
     """Run the check."""
     num_tasks: int = Field(default=4, ge=1)
     """Tasks to run through agent and judge."""
+    gradients: bool = True
+    """Compare the trainer's gradient of a small batch with that of a plain loop; a run that differs ends."""
     stop_without_signal: bool = False
     """Stop, instead of warning, when all rewards are equal."""
 

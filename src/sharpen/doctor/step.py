@@ -1,4 +1,5 @@
-"""The last check of `sharpen doctor`: one step of a real run, with a tiny model and everything that a run has.
+"""The last check of `sharpen doctor`: one step of a real run, with a tiny model and everything that a run has. Before
+it, the model's gradients are compared with a plain loop's.
 
 In: a folder for the model and the run. Out: `StepResult`. In a process of its own (`python -m sharpen.doctor.step DIR`,
 which prints the result as the last line), so that a library that crashes is a finding and not the end of the command.
@@ -9,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.doctor.alone import run_alone
 from sharpen.doctor.checks import Finding
+from sharpen.doctor.gradients import probe_model
 from sharpen.starter.tasks import rows
 from sharpen.starter.tiny_model import make_tiny_model
 
@@ -39,17 +40,8 @@ class StepResult:
 
 def step_check(folder: Path, timeout_s: float = TIME_LIMIT_S, program: Sequence[str] = _PROGRAM) -> Finding:
     """Train a step in a process of its own."""
-    command = [*program, str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired:
-        what = f"a step of a tiny model did not end within {timeout_s:.0f} s"
-        return Finding(name="training", state="problem", what=what, todo="is the machine busy? try again")
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        todo = f"run `{shlex.join(command)}` to see all of it"
-        return Finding(name="training", state="problem", what=f"a step of a tiny model failed: {reason}", todo=todo)
-    return finding_of(StepResult(**json.loads(done.stdout.splitlines()[-1])))
+    answer = run_alone([*program, str(folder)], "training", "a step of a tiny model", timeout_s)
+    return answer if isinstance(answer, Finding) else finding_of(StepResult(**answer))
 
 
 def finding_of(result: StepResult) -> Finding:
@@ -60,8 +52,11 @@ def finding_of(result: StepResult) -> Finding:
         )
         todo = "this is a fault of Sharpen or of a library here: report it with the versions above"
         return Finding(name="training", state="problem", what=f"{what} ({result.device})", todo=todo)
-    what = f"a step of a tiny model trained on {result.device}: {result.rollouts} rollouts, certified, "
-    return Finding(name="training", state="ok", what=f"{what}{result.seconds:.1f} s")
+    what = (
+        f"a step of a tiny model trained on {result.device}: gradients those of a plain loop, {result.rollouts} "
+        f"rollouts, certified, {result.seconds:.1f} s"
+    )
+    return Finding(name="training", state="ok", what=what)
 
 
 async def _agent(task: dict[str, Any], model: Any) -> WorkflowOutput:
@@ -73,8 +68,9 @@ async def _agent(task: dict[str, Any], model: Any) -> WorkflowOutput:
 
 
 def train_step(folder: Path) -> StepResult:
-    """Train one step with random weights."""
+    """Train one step with random weights. Raises `GradientError` if their gradients are wrong."""
     model = make_tiny_model(folder / "model", steps=0)
+    probe_model(str(model)).check()
     tasks = folder / "tasks.jsonl"
     tasks.write_text("".join(f"{json.dumps(row)}\n" for row in rows()["train"][:8]), encoding="utf-8")
     result = tune(

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from sharpen.errors import JournalError
-from sharpen.experience.entropies import insert_entropies
+from sharpen.experience.entropies import add_ratio_columns, insert_entropies
 from sharpen.experience.images import ImageFolder, pictures_of
 from sharpen.experience.records import (
     SCHEMA,
@@ -100,7 +100,7 @@ class Journal:
         entropies: Iterable[CallEntropies] = (),
     ) -> None:
         """Queue a trained step: the policy version after it, its metrics, the experiences that were trained, the data
-        passed to the trainer, and the entropies of the tokens."""
+        passed to the trainer, and the entropies and ratios of the tokens."""
         write = partial(
             insert_step,
             step=step,
@@ -249,5 +249,6 @@ def _prepare(connection: sqlite3.Connection, max_bytes: int | None) -> str:
         page_size = connection.execute("PRAGMA page_size").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {max(1, max_bytes // page_size)}")
     connection.executescript(SCHEMA)
+    add_ratio_columns(connection)
     connection.execute("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
     return str(connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()[0])

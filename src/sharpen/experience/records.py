@@ -121,7 +121,7 @@ CREATE TABLE IF NOT EXISTS spans (
 CREATE INDEX IF NOT EXISTS spans_step ON spans (step);
 CREATE TABLE IF NOT EXISTS entropies (
     step INTEGER NOT NULL, rollout_id TEXT NOT NULL, call INTEGER NOT NULL, first INTEGER NOT NULL, places BLOB,
-    entropies BLOB NOT NULL
+    entropies BLOB NOT NULL, log_ratios BLOB, clipped BLOB
 );
 CREATE INDEX IF NOT EXISTS entropies_step ON entropies (step, rollout_id);
 CREATE TABLE IF NOT EXISTS entropy_sums (

@@ -89,7 +89,8 @@ class CheckReport:
     token may carry loss, or could if the workflow had not left its call out. `all_failed`: if every rollout's first
     attempt failed, the reasons; else empty. `lengths`: the sampled tokens of a rollout (minimum, median, maximum).
     `seconds`: the median duration of a rollout. `step_s`: the estimated duration of a step's rollouts (None: not
-    measured). `best` and `worst` are the tries of the highest and the lowest reward (None: no reward).
+    measured). `best` and `worst` are the tries of the highest and the lowest reward (None: no reward). `gradients` is
+    what came of comparing the trainer's with a plain loop's (empty: nothing was compared).
     """
 
     ready: bool
@@ -105,6 +106,7 @@ class CheckReport:
     step_s: float | None = None
     best: Try | None = None
     worst: Try | None = None
+    gradients: str = ""
 
     @property
     def pace(self) -> str:
@@ -136,6 +138,7 @@ class CheckReport:
             f"truncated   {_percent(found.truncated_share)} of calls stopped at their token limit",
             f"time        {self.pace}",
             f"failures    {failures}",
+            *([f"gradients   {self.gradients}"] if self.gradients else []),
         ]
         text = [line for long in text for line in fitted(long, width, hanging=12)]
         for name, one in (("best", self.best), ("worst", self.worst)):

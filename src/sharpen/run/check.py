@@ -1,4 +1,5 @@
-"""The check before training: run a few tasks through agent and judge, and report whether they give a training signal.
+"""The check before training: run a few tasks through agent and judge, and report whether they give a training signal;
+and compare the trainer's gradient of a small batch with a plain loop's.
 
 In: a configuration and the user's functions (`sharpen check`), or a run that is about to start. Out: a `CheckReport`.
 """
@@ -13,15 +14,17 @@ from itertools import count
 from typing import Any
 
 from sharpen.algorithm.supervised import learns_from_rows
+from sharpen.certificate.gradient_probe import ADVICE, GradientProbe, probe_gradients, reason_against
 from sharpen.config.load import ResolvedConfig
 from sharpen.decide import decide_rollouts
 from sharpen.errors import ConfigError, NoSignalError, RolloutError
 from sharpen.execution.place import Serving
 from sharpen.execution.start import start_serving
 from sharpen.execution.threads import let_idle_workers_sleep
+from sharpen.execution.trainers import make_trainer
 from sharpen.experience.records import CHECK
 from sharpen.monitor.display import Display
-from sharpen.recipe import RolloutRecipe, RowRecipe
+from sharpen.recipe import Job, RolloutRecipe, RowRecipe
 from sharpen.rollout.check import UNCALLED, CheckReport, check_groups, differing
 from sharpen.run.assembly import Site
 from sharpen.run.data import read_tasks
@@ -36,7 +39,8 @@ def check_config(
     display: Display,
 ) -> CheckReport:
     """Run a few tasks through agent and judge, and report whether they give a training signal. Raises `ConfigError` for
-    an algorithm that learns from rows. On a terminal `display` shows how far it is."""
+    an algorithm that learns from rows. On a terminal `display` shows how far it is. The trainer is loaded beside the
+    engine, as in a run, to compare its gradients."""
     config = resolved.config
     if learns_from_rows(config):
         raise ConfigError(
@@ -49,17 +53,29 @@ def check_config(
     serving = start_serving(job)
     try:
         display.doing("")
-        return _run_check(job.recipe, serving, tasks, version=0, display=display)
+        report = _run_check(job.recipe, serving, tasks, version=0, display=display)
+        if config.mode != "both" or not config.check.gradients:
+            return report
+        return with_gradients(report, _probe_alone(job, serving, display))
     finally:
         serving.close()
 
 
 def check_first(loop: Loop, site: Site) -> None:
-    """Check a new run on a few tasks, keep their rollouts, and print the findings. Raises `RolloutError` if every
-    rollout failed, `NoSignalError` if no rollout called the model, if no call could be trained on any task, or if all
-    rewards were equal and `check.stop_without_signal` is on."""
+    """Check a new run: its gradients, then a few tasks, whose rollouts are kept; print the findings. Raises
+    `GradientError` if gradients are not those of a plain loop, `RolloutError` if every rollout failed, `NoSignalError`
+    if no rollout called the model, if no call could be trained on any task, or if all rewards were equal and
+    `check.stop_without_signal` is on."""
     recipe, settings = site.job.recipe, site.job.config.check
-    if isinstance(recipe, RowRecipe) or loop.serving is None or not settings.enabled or loop.progress.step:
+    if not settings.enabled or loop.progress.step:
+        return
+    if settings.gradients:
+        site.display.doing("comparing gradients")
+        found = probe_gradients(site.job.config, site.job.folder, loop.trainer)
+        site.display.doing("")
+        found.check()
+        site.display.message(f"check: gradients: {found.line}")
+    if isinstance(recipe, RowRecipe) or loop.serving is None:
         return
     tasks = site.data.training[: settings.num_tasks]
     report = _run_check(
@@ -83,6 +99,27 @@ def check_first(loop: Loop, site: Site) -> None:
             "check: in no task did the rewards of answered rollouts differ, so there is nothing to learn from; "
             "check.stop_without_signal: false trains anyway"
         )
+
+
+def _probe_alone(job: Job[RolloutRecipe], serving: Serving, display: Display) -> GradientProbe:
+    """Load the trainer of a run that does not begin, and probe it."""
+    display.doing("comparing gradients")
+    if reason := reason_against(job.config, job.folder, trainer_is_loaded=False):
+        return GradientProbe(not_probed=reason)
+    trainer = make_trainer(job, total_steps=1, ranks=serving.ranks)
+    try:
+        return probe_gradients(job.config, job.folder, trainer)
+    finally:
+        trainer.close()
+        display.doing("")
+
+
+def with_gradients(report: CheckReport, found: GradientProbe) -> CheckReport:
+    """Add what a gradient probe found to a report, which is not ready if something is wrong."""
+    if found.problem:
+        findings = (f"{found.problem}. {ADVICE}", *report.findings)
+        return replace(report, gradients="not those of a plain loop", findings=findings, ready=False)
+    return replace(report, gradients=found.line)
 
 
 def _run_check(

@@ -39,8 +39,10 @@ def clip_by_entropy(parts: Sequence[Part], policy: TrainedModel, algorithm: Algo
     advantages_S = np.concatenate([part.pack.advantages_E for part in parts])
     kept_S = algorithm.keeps_advantage(advantages_S.astype(np.float64), logprobs_S, entropy_S, means_S)
     ends = np.cumsum([part.pack.num_trained_tokens for part in parts])[:-1]
-    for part, advantages_E in zip(parts, np.split(np.where(kept_S, advantages_S, 0.0), ends), strict=True):
+    kept = zip(parts, np.split(np.where(kept_S, advantages_S, 0.0), ends), np.split(kept_S, ends), strict=True)
+    for part, advantages_E, kept_E in kept:
         part.pack = replace(part.pack, advantages_E=advantages_E.astype(np.float32))
+        part.left_out_E = part.left_out_with(~kept_E)
     num_negative = max(int((advantages_S < 0).sum()), 1)
     return {
         "entropy_clip_fraction": float((~kept_S).mean()),

@@ -37,7 +37,7 @@ class StepMetrics:
     updates. Token counts are those of one pass over the data: `trained_tokens` carry loss, `computed_tokens` went
     through the model, `sequence_tokens` would have without shared prefixes, `skipped_tokens` are loss tokens left out
     because their gradient is zero. `alarms` warn the user that the weights moved too far; the caller, which knows the
-    settings, adds what to lower. `entropies` are those of the rollouts' tokens; rows have none.
+    settings, adds what to lower. `entropies` are those of the rollouts' tokens, with their ratios; rows have none.
     """
 
     version: int
@@ -127,15 +127,17 @@ def summarize(
 
 
 def token_entropies(works: Iterable[Work]) -> tuple[CallEntropies, ...]:
-    """Return the entropies of the tokens of a step's updates, by call."""
+    """Return the entropies and ratios of the tokens of a step's updates, by call."""
     return tuple(chain.from_iterable(_of_calls(part) for work in works for part in work.parts))
 
 
 def _of_calls(part: Part) -> Iterator[CallEntropies]:
-    """Yield the entropies of a pack's calls. A call is never split over packs."""
-    pack, moments_3E = part.pack, part.moments_3E
+    """Yield the entropies and ratios of a pack's calls. A call is never split over packs."""
+    pack, moments_3E, log_ratios_E, clipped_E = part.pack, part.moments_3E, part.log_ratios_E, part.clipped_E
     if moments_3E is None or not moments_3E.shape[1]:
         return
+    assert log_ratios_E is not None, "the update that gave entropies gave log ratios"
+    assert clipped_E is not None, "the update that gave entropies said what it clipped"
     numbers_E = pack.call_numbers_E
     order = np.argsort(numbers_E, kind="stable")  # the tokens of a call stay in their order
     for entries_S in np.split(order, np.flatnonzero(np.diff(numbers_E[order])) + 1):
@@ -148,4 +150,6 @@ def _of_calls(part: Part) -> Iterator[CallEntropies]:
             entropy=entropy,
             varentropy=varentropy,
             cumulative=cumulative,
+            log_ratios_S=log_ratios_E[entries_S],
+            clipped_S=clipped_E[entries_S],
         )

@@ -39,7 +39,7 @@ from sharpen.trainer.teacher import Teacher
 from sharpen.trainer.team import IDLE, Team, backward_idle
 from sharpen.trainer.token_mask import mask_tokens
 from sharpen.trainer.work import Part, TrainingBatch, Work
-from sharpen.types import Experience, FloatArray
+from sharpen.types import BoolArray, Experience, FloatArray, HalfArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,8 @@ class _PackScores:
 
     logprobs_E: torch.Tensor
     moments_3E: FloatArray
+    log_ratios_E: HalfArray
+    clipped_E: BoolArray
     sums: ObjectiveSums
     entropy: float
     balance: float
@@ -117,6 +119,7 @@ class RolloutLoss(Loss):
             gap.add(part.pack, score.logprobs_E)
             if part.moments_3E is None:
                 part.moments_3E = score.moments_3E
+            part.log_ratios_E, part.clipped_E = score.log_ratios_E, score.clipped_E
             if self.algorithm.behaviour != "none" and part.proximal_E is None:
                 part.proximal_E = score.logprobs_E
         gap.check(self.tolerance)
@@ -258,7 +261,7 @@ class RolloutLoss(Loss):
         )
         if pack.truncated_E.any():  # their records are of another distribution: no ratio
             old_E = torch.where(move(pack.truncated_E), now_E.detach(), old_E)
-        loss, sums = policy_objective(
+        loss, sums, tokens = policy_objective(
             self.algorithm,
             now_E,
             old_E,
@@ -276,6 +279,8 @@ class RolloutLoss(Loss):
         return _PackScores(
             logprobs_E=now_E.detach().cpu(),
             moments_3E=torch.stack([entropy_E, scores.varentropy_E, scores.cumulative_E]).float().cpu().numpy(),
+            log_ratios_E=_log_ratios(pack, tokens.log_ratios_E),
+            clipped_E=part.left_out_with(tokens.clipped_E.cpu().numpy()),
             sums=sums.cpu(),
             entropy=float(entropy_E.sum()),
             balance=0.0 if part.balance is None else part.balance.value,
@@ -286,6 +291,12 @@ class RolloutLoss(Loss):
         if self._teacher is not None and (distill := self.algorithm.distill) is not None and distill.of_vocabulary:
             self._teacher.compared(IDLE, distill)
         backward_idle(self._policy)
+
+
+def _log_ratios(pack: Pack, log_ratios_E: torch.Tensor) -> HalfArray:
+    """Return the log ratios of a pack's entries; NaN where the record is of a truncated distribution."""
+    halves_E: HalfArray = log_ratios_E.to(torch.float16).cpu().numpy()
+    return np.where(pack.truncated_E, np.float16(np.nan), halves_E)
 
 
 def _num_loss_tokens(experiences: Iterable[Experience]) -> int:

@@ -36,7 +36,12 @@ def mask_tokens(
     kept_S[order_S] = found.kept_S
     ends = np.cumsum([part.pack.num_trained_tokens for part in parts])[:-1]
     masked = [
-        replace(part, pack=replace(part.pack, advantages_E=advantages_E))
-        for part, advantages_E in zip(parts, np.split(np.where(kept_S, advantages_S, np.float32(0)), ends), strict=True)
+        replace(part, pack=replace(part.pack, advantages_E=advantages_E), left_out_E=part.left_out_with(~kept_E))
+        for part, advantages_E, kept_E in zip(
+            parts,
+            np.split(np.where(kept_S, advantages_S, np.float32(0)), ends),
+            np.split(kept_S, ends),
+            strict=True,
+        )
     ]
     return masked, found.metrics()

@@ -9,7 +9,7 @@ gradients of its micro-batches simply add up.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from sharpen.config.trainer import TrainerConfig
 from sharpen.token_masks import TokenMasks
 from sharpen.trainer import checkpoint
 from sharpen.trainer.critic import Critic
+from sharpen.trainer.gradients import Gradients, compute_gradients
 from sharpen.trainer.lora import adapters_line
 from sharpen.trainer.measured import StepMetrics, token_entropies
 from sharpen.trainer.model import Scorer, TrainedModel
@@ -62,6 +63,7 @@ class Trainer:
         self.version = 0
         self.policy = policy
         self.rounding = rounding
+        self._critic = critic
         self._epochs = config.epochs
         self._team = team or Team()
         max_tokens = config.max_tokens_per_micro_batch
@@ -168,6 +170,12 @@ class Trainer:
         """Return the loss of rows without training on them; only for algorithms that learn from rows."""
         assert isinstance(self._loss, RowLoss)
         return self._loss.measure(experiences)
+
+    def gradients(self, experiences: Sequence[Experience], names: Collection[str] | None = None) -> Gradients:
+        """Return the gradient of an update on these sequences of the current version, without making it; `names`: of
+        these parameters only. See `trainer.gradients`."""
+        after = self.version + 1  # so that all of them are of an earlier one, and no engine is compared with
+        return compute_gradients(self.policy, self._critic, self._loss, self._team, experiences, names, after)
 
     def back_to(self, version: int) -> bool:
         """Go back to the weights and optimizer state of `version`: the current ones, or those that the last step kept

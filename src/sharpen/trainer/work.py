@@ -15,7 +15,7 @@ import torch
 
 from sharpen.families.balance import Balance
 from sharpen.trainer.packing import Pack
-from sharpen.types import Experience, FloatArray
+from sharpen.types import BoolArray, Experience, FloatArray, HalfArray
 
 
 class TrainingBatch(Protocol):
@@ -46,6 +46,10 @@ class Part:
     the weights before the step's first update. `values_E` are the critic's values before that update, `returns_E` its
     targets. `moments_3E` are entropy, varentropy and cumulative probability (`scores`) under the policy in the
     first update on the pack. `balance` is what the pack adds to the balance loss of an update.
+
+    `left_out_E` are the entries whose advantage was set to 0 to leave them out of the policy loss. Of the last update
+    on the pack, `log_ratios_E` and `clipped_E` are those of `PolicyTokens`: NaN for a truncated distribution, and the
+    entries that were left out are clipped too.
     """
 
     pack: Pack
@@ -56,11 +60,18 @@ class Part:
     returns_E: torch.Tensor | None = None
     moments_3E: FloatArray | None = None
     balance: Balance | None = None
+    left_out_E: BoolArray | None = None
+    log_ratios_E: HalfArray | None = None
+    clipped_E: BoolArray | None = None
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens that go through the model."""
         return self.pack.num_computed_tokens
+
+    def left_out_with(self, further_E: BoolArray) -> BoolArray:
+        """Return the entries that are left out, these among them."""
+        return further_E if self.left_out_E is None else self.left_out_E | further_E
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,18 +134,43 @@ def test_tokens_are_coloured_by_the_chosen_number(window: Window, served: Served
     tokens = page.locator("#call-0 .as-tokens b")
     tokens.first.wait_for()
     colours = {}
-    for measure in ("advantage", "logprob", "entropy", "weight", "version"):
+    for measure in ("advantage", "logprob", "entropy", "ratio", "weight", "version"):
         page.locator("#measure").select_option(measure)
         colours[measure] = [tokens.nth(place).get_attribute("class") for place in range(tokens.count())]
         if measure == "advantage":
             assert "all advantages are 0" in page.locator("#scale").inner_text()
         else:
-            assert page.locator("#scale span").count() == 2, f"{measure}: the scale has its lowest and highest"
+            ends = page.locator("#scale span:not(.clipped)")
+            assert ends.count() == 2, f"{measure}: the scale has its lowest and highest"
     assert len(set(colours["entropy"])) > 1
     # The entropies of these runs rise as the probability falls: both go from pale to dark the same way.
     assert colours["entropy"] == colours["logprob"]
     tokens.first.hover()
     assert "entropy 0." in page.locator("#token").inner_text()
+
+
+def test_ratios_go_both_ways_from_1_and_clipped_tokens_are_struck_through(window: Window, served: Served):
+    """In these runs log ratios are -0.3 to 0.3, and those of 0.3 are clipped."""
+    page = window.open(f"/run/{served.keys['whole']}/rollout/t2?view=tokens")
+    tokens = page.locator("#call-0 .as-tokens b")
+    tokens.first.wait_for()
+    page.locator("#measure").select_option("ratio")
+    assert page.locator("#scale span").all_inner_texts() == ["0.741", "1.35", "clipped"]
+    found = set()
+    for place in range(tokens.count()):
+        token = tokens.nth(place)
+        token.hover()
+        said = page.locator("#token").inner_text()
+        ratio = float(said.split("ratio ")[1].split()[0])
+        classes = (token.get_attribute("class") or "").split()
+        side = "up" if ratio > 1 else "down" if ratio < 1 else ""
+        assert [one.split("-")[0] for one in classes if one != "clipped"] == [side] * bool(side)
+        struck = "line-through" in token.evaluate("one => getComputedStyle(one).textDecorationLine")
+        assert (ratio > 1.3) == ("clipped" in classes) == ("not clipped" not in said) == struck
+        found.add((side, struck))
+    assert {("up", True), ("up", False), ("down", False)} <= found
+    page.locator("#measure").select_option("entropy")
+    assert page.locator(".strip .clipped").count() == 0
 
 
 def test_a_page_follows_its_run(browser, tmp_path: Path):

@@ -6,7 +6,7 @@ ranks hold the weights, and all reach the same decision whether to apply an upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +19,7 @@ from sharpen.types import Experience
 if TYPE_CHECKING:
     import torch
 
+    from sharpen.trainer.gradients import Gradients
     from sharpen.trainer.measured import StepMetrics
     from sharpen.trainer.rounding import Rounding
     from sharpen.trainer.row_loss import UpdateLoss
@@ -76,6 +77,11 @@ class TrainerGroup:
         """See `Trainer.measure`. Raises `RankError` too."""
         losses: UpdateLoss = self._call("run", "measure", experiences)
         return losses
+
+    def gradients(self, experiences: Sequence[Experience], names: Collection[str] | None = None) -> Gradients:
+        """See `Trainer.gradients`. Raises `RankError` too."""
+        found: Gradients = self._call("run", "gradients", experiences, names)
+        return found
 
     def state_tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the weights to publish, unsharded, by Hugging Face name. They are valid until the next call."""

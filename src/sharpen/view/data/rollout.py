@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sharpen.errors import JournalError
-from sharpen.experience.entropies import read_entropies
+from sharpen.experience.entropies import TokenRatios, read_entropies, read_ratios
 from sharpen.experience.evidence import read_group_steps, read_rollout_spans
 from sharpen.experience.reading import open_journal, read_rollout_from
 from sharpen.experience.records import LossSpan
@@ -152,13 +152,17 @@ class RolloutPage:
 class TokenView:
     """Sampled tokens as text: mostly one, several where a character is spread over them; then `ids`, `logprobs` and the
     others have so many. `advantage` and `weight` are None for a token without loss. `entropies`, of the distributions
-    that the trainer saw, are empty for a token that no update was computed on, and in runs that did not record them."""
+    that the trainer saw, are empty for a token that no update was computed on, and in runs that did not record them. So
+    are `ratios`, which a truncated distribution has not either; `clipped` says whether the policy loss gave one of the
+    tokens no gradient (see `CallEntropies`)."""
 
     text: str
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     entropies: tuple[float, ...]
+    ratios: tuple[float, ...]
+    clipped: bool
     advantage: float | None
     weight: float | None
 
@@ -236,6 +240,7 @@ def call_tokens(
         steps = [step for step, _ in _steps(source, rollout)] if trains else []
         spans = [span for span in read_rollout_spans(source, rollout.id, steps[-1:]) if span.call == call_index]
         entropies_S = read_entropies(source, rollout, steps).get(call_index)
+        ratios = read_ratios(source, rollout, steps).get(call_index)
     call = rollout.calls[call_index]
     origin = origins(rollout.calls)[call_index]
     prompt = call.prompt_ids_P.tolist()
@@ -246,7 +251,7 @@ def call_tokens(
         context_ids=(cut, len(prompt) - cut),
         forked_at=cut if origin.kind == "fork" else None,
         reason="" if rollout.trimmed else origin.reason,
-        tokens=tuple(_tokens(call, spans, entropies_S, decode)),
+        tokens=tuple(_tokens(call, spans, entropies_S, ratios, decode)),
         problem=problem,
     )
 
@@ -284,7 +289,11 @@ def _with_messages(call: Call) -> Call:
 
 
 def _tokens(
-    call: Call, spans: Sequence[LossSpan], entropies_S: FloatArray | None, decode: Decode | None
+    call: Call,
+    spans: Sequence[LossSpan],
+    entropies_S: FloatArray | None,
+    ratios: TokenRatios | None,
+    decode: Decode | None,
 ) -> list[TokenView]:
     numbers = _token_numbers(call, spans)
     views = []
@@ -297,6 +306,8 @@ def _tokens(
                 logprobs=tuple(call.logprobs_S[start:end].tolist()),
                 versions=tuple(call.versions_S[start:end].tolist()),
                 entropies=() if entropies_S is None else _finite(entropies_S[start:end]),
+                ratios=() if ratios is None else _finite(ratios.ratios_S[start:end]),
+                clipped=ratios is not None and bool(ratios.clipped_S[start:end].any()),
                 advantage=advantage,
                 weight=weight,
             )

@@ -4,10 +4,10 @@ import { onKey } from "./keys.js";
 
 /**
  * @typedef {{text: string, ids: number[], logprobs: number[], versions: number[], entropies: number[],
- *   advantage: number | null, weight: number | null}} Token
+ *   ratios: number[], clipped: boolean, advantage: number | null, weight: number | null}} Token
  * @typedef {{call: number, context: [string, string], context_ids: [number, number], forked_at: number | null,
  *   reason: string, tokens: Token[], problem: string}} Tokens
- * @typedef {"advantage" | "logprob" | "entropy" | "weight" | "version"} Measure
+ * @typedef {"advantage" | "logprob" | "entropy" | "ratio" | "weight" | "version"} Measure
  */
 
 /** The most characters of what is new in a prompt that are shown before someone asks for all. */
@@ -18,8 +18,15 @@ const NOTHING = {
   advantage: "no token of this rollout carried loss",
   weight: "no token of this rollout carried loss",
   entropy: "no entropy of this rollout is recorded",
+  ratio: "no ratio of this rollout is recorded",
   logprob: "",
   version: "",
+};
+
+/** What is said if all numbers are in the middle. @type {{[measure: string]: string}} */
+const MIDDLE = {
+  advantage: "all advantages are 0: the rewards of its group are equal",
+  ratio: "all ratios are 1, to three digits: the weights had not moved",
 };
 
 /** @type {Map<HTMLElement, Tokens>} */
@@ -33,14 +40,20 @@ const facts = document.getElementById("token");
 const field = document.getElementById("measure-field");
 
 /**
- * The number that a token is coloured by; of several in one piece of text the first.
+ * The number that a token is coloured by; of several in one piece of text the first. Of a ratio it is the logarithm.
  * @param {Token} token
  */
 function valueOf(token) {
   if (measure === "advantage") return token.advantage;
   if (measure === "weight") return token.weight;
+  if (measure === "ratio") return token.ratios.length > 0 ? Math.log(token.ratios[0]) : null;
   const numbers = { logprob: token.logprobs, entropy: token.entropies, version: token.versions }[measure];
   return numbers[0] ?? null;
+}
+
+/** Whether the numbers have a middle. */
+function goesBothWays() {
+  return measure === "advantage" || measure === "ratio";
 }
 
 /** The largest size of the numbers shown, and the smallest and largest of them. */
@@ -52,13 +65,13 @@ function range() {
 }
 
 /**
- * The class of a token's colour. Advantages go both ways from zero; the others from the lowest to the highest.
+ * The class of a token's colour. Advantages go both ways from 0, ratios from 1; the others from the lowest to the highest.
  * @param {number | null} value
  * @param {{low: number, high: number, size: number}} over
  */
 function shadeOf(value, over) {
   if (value === null) return "";
-  if (measure === "advantage") {
+  if (goesBothWays()) {
     const strength = over.size > 0 ? Math.ceil((4 * Math.abs(value)) / over.size) : 0;
     return strength === 0 ? "" : `${value > 0 ? "up" : "down"}-${strength}`;
   }
@@ -72,6 +85,7 @@ function colour() {
   for (const [place, tokens] of loaded) {
     place.querySelectorAll("b").forEach((element, number) => {
       element.className = shadeOf(valueOf(tokens.tokens[number]), over);
+      element.classList.toggle("clipped", measure === "ratio" && tokens.tokens[number].clipped);
     });
   }
   if (!scale) return;
@@ -80,18 +94,25 @@ function colour() {
     scale.append(loaded.size > 0 ? NOTHING[measure] : "");
     return;
   }
-  if (measure === "advantage" && over.size === 0) {
-    scale.append("all advantages are 0: the rewards of its group are equal");
-    return;
-  }
-  const [low, high] = measure === "advantage" ? [-over.size, over.size] : [over.low, over.high];
-  const classes = measure === "advantage"
+  if (goesBothWays() && over.size === 0) scale.append(element("span", MIDDLE[measure] ?? ""));
+  else addScale(scale, over);
+  if (document.querySelector(".strip .clipped")) scale.append(element("span", "clipped", "clipped"));
+}
+
+/**
+ * Shows the colours from the lowest to the highest number.
+ * @param {HTMLElement} place
+ * @param {{low: number, high: number, size: number}} over
+ */
+function addScale(place, over) {
+  const [low, high] = goesBothWays() ? [-over.size, over.size] : [over.low, over.high];
+  const classes = goesBothWays()
     ? ["down-4", "down-3", "down-2", "down-1", "up-1", "up-2", "up-3", "up-4"]
     : [0, 2, 4, 6, 8, 10].map((number) => `s${measure === "logprob" ? SHADES - number : number}`);
-  scale.append(
-    element("span", short(low)),
+  place.append(
+    element("span", short(measure === "ratio" ? Math.exp(low) : low)),
     ...classes.map((name) => Object.assign(document.createElement("i"), { className: name })),
-    element("span", short(high)),
+    element("span", short(measure === "ratio" ? Math.exp(high) : high)),
   );
 }
 
@@ -203,6 +224,8 @@ function tell(target) {
     `id ${token.ids.join(" ")}`,
     `log probability ${chances.join(" ")}`,
     token.entropies.length > 0 ? `entropy ${token.entropies.map(short).join(" ")}` : "",
+    token.ratios.length > 0 ? `ratio ${token.ratios.map(short).join(" ")}` : "",
+    token.clipped ? "clipped" : token.ratios.length > 0 ? "not clipped" : "",
     `version ${[...new Set(token.versions)].join(" ")}`,
     token.advantage === null ? "no loss" : `advantage ${short(token.advantage)}`,
     token.weight === null ? "" : `weight ${short(token.weight)}`,
