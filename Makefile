@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models test-postgres test-documented fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -146,9 +146,12 @@ test-models: .venv/installed
 	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/models -m models tests/models
 
 # Benchmarks, examples and commands of the documentation as they are printed there, with fewer of everything: do they run?
-# Two of the benchmarks have another side in an environment of its own. CI does not make them.
-test-documented: .venv/installed .venv-litellm/installed .venv-trl/installed
-	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/documented -m documented tests/documented
+test-documented: .venv/installed
+	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/documented -m "documented and not slow" tests/documented
+
+# Two benchmarks whose other side, LiteLLM or TRL, has an environment of its own; minutes. CI does not make them.
+test-documented-slow: .venv/installed .venv-litellm/installed .venv-trl/installed
+	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing -m "documented and slow" tests/documented/test_bench_lines.py
 
 # Requests of all kinds against the gateway over HTTP, 100,000 unless told otherwise; 10,000 take about two minutes. How
 # long a healthy client waits meanwhile is judged here, and not in CI, where others use the same processors.

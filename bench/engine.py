@@ -253,10 +253,12 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-large", action="store_true")
     parser.add_argument("--conversations", type=int, default=64)
-    parser.add_argument("--longest", type=int, default=256, help="tokens of an answer, at most")
+    parser.add_argument("--longest", type=int, default=256, help="tokens of an answer, at most; 8 or more")
     parser.add_argument("--draws", type=int, default=20_000, help="tokens of the chi-square test")
     parser.add_argument("--only", default="", help="one workload, for profiling; writes nothing")
     arguments = parser.parse_args()
+    if arguments.longest < 8:
+        parser.error(f"--longest is {arguments.longest}: an answer has 8 tokens or more")
     torch.set_num_threads(2)
     workloads: dict[str, Callable[[int], list[Conversation]]] = {
         "equal": lambda seed: equal_work(arguments.conversations, 64, arguments.longest // 2, seed),

@@ -34,6 +34,8 @@ from report import finish
 from sharpen.gateway.gateway import Gateway
 
 CONNECTIONS, KEYS, START_S = 64, 200, 180.0
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+"""The least CPU time that the system counts."""
 MASTER_KEY = f"sk-{secrets.token_hex(32)}"
 PROXY = Path(__file__).parent.parent / ".venv-litellm" / "bin" / "litellm"
 MESSAGES: Any = [{"role": "system", "content": shared.SYSTEM}, {"role": "user", "content": "What is 12 * (3 + 4)?"}]
@@ -80,7 +82,7 @@ async def load(port: int, keys: list[str], num_calls: int) -> float:
 def cpu_s(process: subprocess.Popen[Any]) -> float:
     """CPU seconds of a process so far, those of its own (Linux)."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
 async def start_proxy(folder: Path, answer: bytes) -> tuple[subprocess.Popen[bytes], int]:
@@ -132,7 +134,8 @@ async def measure(num_calls: int, repeats: int) -> dict[str, list[tuple[float, f
                     before = cpu_s(process)
                     seconds = await load(int(at or 0), own_keys, num_calls)
                     if repeat > 0:  # the first one warms up
-                        measured[name].append((num_calls / seconds, (cpu_s(process) - before) / num_calls * 1e3))
+                        used = max(cpu_s(process) - before, TICK_S)  # a few calls may take none
+                        measured[name].append((num_calls / seconds, used / num_calls * 1e3))
         finally:
             ours.stdin.close()
             proxy.terminate()

@@ -18,7 +18,7 @@ TEMPLATE = """{%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
 {%- endfor %}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt }}"""
-CONTEXT = 1024
+CONTEXT = 8192
 
 
 def make_model(folder: Path, seed: int = 0) -> Path:

@@ -54,11 +54,12 @@ def make_run(
     *,
     steps: int = STEP,
     rate: float = 1e-2,
+    workflow: Callable[..., Any] = two_calls,
     **settings: Any,
 ) -> Path:
     """Train steps of two tasks, with a checkpoint after each."""
     result = tune(
-        workflow_func=two_calls,
+        workflow_func=workflow,
         train_dataset=DatasetConfig(path=str(dataset), split="train", total_steps=steps),
         model=TunerModelConfig(model_path=str(model), max_model_len=256, max_tokens=8),
         algorithm=AlgorithmConfig(

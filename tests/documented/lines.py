@@ -11,14 +11,13 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from pages import ROOT, blocks
 
 BENCHES = {
     "bench/async_tools.py": "--steps 1 --median-s 0.01 --no-evaluation",
-    "bench/engine.py": "--repeats 1 --no-large --conversations 2 --longest 16 --draws 200",
+    "bench/engine.py": "--repeats 1 --no-large --conversations 2 --longest 8 --draws 200",
     "bench/gateway.py": "--rollouts 4 --repeats 1",
     "bench/gateway_litellm.py": "--calls 8 --repeats 1",
     "bench/gateway_load.py": "--rollouts 4 --moves 1",
@@ -33,20 +32,24 @@ BENCHES = {
     "bench/view/measure.py": "--rollouts 256 --repeats 1",
 }
 """Scripts of benchmarks; the other scripts in `bench/trl` are started by `compare.py`."""
-ENVIRONMENTS = {"bench/trl/compare.py": "trl"}
-"""Scripts that need another Python than the suite's."""
-SMALL = "--steps 1 --batch-size 2 --group-size 2 --eval-tasks 2 --max-tokens 8 --learning-rate 1e-4"
+ENVIRONMENTS = {"bench/gateway_litellm.py": "litellm", "bench/trl/compare.py": "trl"}
+"""Those of them whose other side needs an environment of its own. CI makes none: `make test-documented-slow` does."""
 EXAMPLES = {
-    "examples/any_command/main.py": f"{SMALL} --max-model-len 512",
-    "examples/ask_or_answer/main.py": f"{SMALL} --max-model-len 1024 --data DATA",
-    "examples/count_shapes/main.py": f"{SMALL} --max-model-len 256 --data DATA",
-    "examples/email_search/main.py": f"{SMALL} --max-model-len 1024 --data DATA",
-    "examples/frozen_lake/main.py": f"{SMALL} --max-model-len 1024 --data DATA",
-    "examples/langgraph_agent/main.py": f"{SMALL} --max-model-len 512",
-    "examples/one_file/loop.py": "--steps 1 --held-out 4",
-    "examples/prompt_then_rl/main.py": f"{SMALL} --max-model-len 512 --prompt-tasks 8",
+    "examples/any_command/main.py": "tests/examples/test_example_any_command.py",
+    "examples/ask_or_answer/main.py": "tests/examples/test_example_ask_or_answer.py",
+    "examples/count_shapes/main.py": "tests/examples/test_example_count_shapes.py",
+    "examples/email_search/main.py": "tests/examples/test_example_email_search.py",
+    "examples/frozen_lake/main.py": "tests/examples/test_example_frozen_lake.py",
+    "examples/langgraph_agent/main.py": "tests/examples/test_example_langgraph_agent.py",
+    "examples/one_file/loop.py": "tests/examples/test_example_one_file.py",
+    "examples/prompt_then_rl/main.py": "tests/examples/test_example_prompt_then_rl.py",
 }
-"""Scripts of examples; DATA is a folder that the lines of an example share: what the first has made serves the next."""
+"""Scripts of examples, and the test that trains by each of their lines (`different`)."""
+SMALLER = {"--steps", "--batch-size", "--group-size", "--max-tokens", "--max-model-len", "--learning-rate"}
+"""Options that those tests set for themselves, so that a run is short."""
+NOT_HERE = {"--model", "--data", "--lm", "--judge", "--judge-url", "--judge-key-env"}
+"""Options that name what is not here: a model of billions, a dataset, a model that judges or proposes. The tests take
+the example's own model and data, and its stand-in."""
 ELSEWHERE = {
     "bench/agentscope_overhead.py": "tests/agentscope/test_agentscope_overhead.py",
     "bench/trl/evaluate.py": "bench/trl/compare.py",
@@ -63,7 +66,7 @@ BY_HAND = {
     "examples/coding_agent/main.py": "tests/clients/test_example_coding_agent.py",
     "examples/math_agent/main.py": "tests/agentscope/test_agentscope1_math_agent.py",
 }
-"""Scripts that CI starts in parts only, since the whole takes minutes: the file runs their agents and judges."""
+"""Scripts of which CI starts parts only, since a run takes minutes by real clients: the file runs agents and judges."""
 STARTED = re.compile(r"^(?:\S*bin/)?python3? (\S+\.py)\b")
 
 
@@ -116,6 +119,23 @@ def run(script: str, options: str, folder: Path, python: Path | str = sys.execut
     return done.stdout
 
 
-def lines_of(script: str) -> Iterator[str]:
-    """Yield the options of each documented line of a script, once; none, if only its docstring has one."""
-    yield from dict.fromkeys(documented().get(script, [""]))
+def different(script: str) -> list[list[str]]:
+    """Return the options of a script's documented lines, without those that name what is not here. Lines that differ in
+    no more than what tests set for themselves are one, with the options of all of them."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for line in documented()[script]:
+        given = [option for option in options_of(line) if option[0] not in NOT_HERE]
+        own = tuple(word for option in given if option[0] not in SMALLER for word in option)
+        found.setdefault(own, []).extend(word for option in given for word in option)
+    return list(found.values())
+
+
+def options_of(line: str) -> list[list[str]]:
+    """Return the options of a line, each with its values."""
+    found: list[list[str]] = []
+    for word in shlex.split(line):
+        if word.startswith("--"):
+            found.append([word])
+        else:
+            found[-1].append(word)
+    return found

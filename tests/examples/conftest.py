@@ -49,8 +49,10 @@ def play() -> Callable[..., Any]:
 
 @pytest.fixture
 def short(tmp_path: Path) -> list[str]:
-    """Options of a run of two steps of two tasks with four rollouts each, its tasks made in a folder of its own."""
-    options = {"steps": 2, "batch-size": 2, "group-size": 4, "eval-tasks": 2, "max-tokens": 8, "learning-rate": 1e-3}
+    """Options of a run of two steps of two tasks with four rollouts each, its tasks made in a folder of its own: to
+    follow those of a documented line (`lines.SMALLER`)."""
+    options = {"steps": 2, "batch-size": 2, "group-size": 4, "eval-tasks": 2, "learning-rate": 1e-3}
+    options |= {"max-tokens": 8, "max-model-len": 1024}
     return [
         *(f"--{name}={value}" for name, value in options.items()),
         f"--out={tmp_path / 'runs'}",

@@ -1,6 +1,7 @@
 """The agent that is a shell script: its whole path by script, and two steps of training."""
 
 import pytest
+from lines import different
 from scripted_models import tool_call
 
 from sharpen.execution.auxiliary.endpoint import Endpoint
@@ -54,9 +55,10 @@ def test_a_server_that_fails_is_no_wrong_answer(play):
         play(run_agent, models=[], task=TASK, model=nobody)
 
 
-def test_two_steps_of_training(short, check_run):
+@pytest.mark.parametrize("line", different("examples/any_command/main.py"), ids=" ".join)
+def test_two_steps_of_training(line, short, check_run):
     from any_command.main import QUICKSTART, main
 
-    rollouts = check_run(main([*short, "--max-tokens=48", f"--data={QUICKSTART / 'data'}"]))
+    rollouts = check_run(main([*line, *short, "--max-tokens=48", f"--data={QUICKSTART / 'data'}"]))
     assert {len(rollout.calls) for rollout in rollouts} >= {1, 2}
     assert all(call.parent == call.index - 1 for rollout in rollouts for call in rollout.calls[1:])

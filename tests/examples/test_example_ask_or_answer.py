@@ -1,6 +1,7 @@
 """Asking back: reading replies, the talk with a simulated user by script, the judge's sums, two steps of training."""
 
 import pytest
+from lines import different
 from scripted_models import rows_of
 
 TASK = {
@@ -105,7 +106,8 @@ def test_the_stand_in_plays_user_and_judge():
     assert rule([{"content": judge_prompt(RUBRIC, case)}]) == "correct: yes"
 
 
-def test_two_steps_of_training(short, check_run):
+@pytest.mark.parametrize("line", different("examples/ask_or_answer/main.py"), ids=" ".join)
+def test_two_steps_of_training(line, short, check_run):
     """As in the inbox's test: a rule by length, so that there is something to learn for a model that knows nothing."""
     from ask_or_answer import main as example
     from parts.model_judge import read_case, verdict_text
@@ -113,5 +115,5 @@ def test_two_steps_of_training(short, check_run):
     def by_length(messages):
         return verdict_text({"correct": len(read_case(messages[-1]["content"])["given_answer"]) % 2 == 0})
 
-    rollouts = check_run(example.main(short, judging_rule=by_length))
+    rollouts = check_run(example.main([*line, *short], judging_rule=by_length))
     assert {rollout.reward for rollout in rollouts} == {0.0, 1.0}

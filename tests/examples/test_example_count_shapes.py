@@ -7,6 +7,7 @@ import random
 import re
 
 import pytest
+from lines import different
 from PIL import Image
 
 
@@ -58,6 +59,20 @@ def test_the_lessons_are_the_agent_s_questions():
     )
     logits_BT = made.new_model(tokenizer)(**inputs).logits
     assert logits_BT.shape[:2] == inputs["input_ids"].shape
+
+
+@pytest.mark.parametrize("line", different("examples/count_shapes/main.py"), ids=" ".join)
+def test_two_steps_of_a_model_that_was_hardly_taught(line, short, tmp_path):
+    from count_shapes.main import OWN_MODEL, main
+    from count_shapes.make_model import make_model
+
+    from sharpen.experience.reading import read_groups
+
+    make_model(tmp_path / "data" / OWN_MODEL, steps=22)
+    result = main([*line, *short, "--max-model-len=256"])
+    rollouts = [rollout for group in read_groups(result.run_dir / "run.db") for rollout in group.rollouts]
+    assert [rollout.outcome for rollout in rollouts] == ["ok"] * 16
+    assert all(len(call.pictures) == 1 for rollout in rollouts for call in rollout.calls)
 
 
 @pytest.mark.slow

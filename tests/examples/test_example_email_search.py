@@ -5,6 +5,7 @@ import json
 import sqlite3
 
 import pytest
+from lines import different
 from scripted_models import rows_of, tool_call
 
 
@@ -139,7 +140,8 @@ def test_an_agent_that_never_answers_gets_nothing_and_nobody_is_asked(database, 
     assert judged.reward == 0.0
 
 
-def test_two_steps_of_training(short, check_run):
+@pytest.mark.parametrize("line", different("examples/email_search/main.py"), ids=" ".join)
+def test_two_steps_of_training(line, short, check_run):
     """The stand-in judges by the answer's length, so that there is something to learn for a model that knows nothing.
 
     Every fifth verdict is unreadable: those rollouts are tried again, and none of them gets a reward for it.
@@ -155,7 +157,7 @@ def test_two_steps_of_training(short, check_run):
         given = read_case(messages[-1]["content"])["given_answer"]
         return "Hard to say." if next(count) % 5 == 0 else verdict_text({"correct": len(given) % 2 == 0, "brief": True})
 
-    result = example.main(short, judging_rule=by_length)
+    result = example.main([*line, *short], judging_rule=by_length)
     rollouts = check_run(result)
     assert {rollout.reward for rollout in rollouts} == {0.0, 1.0}
     failed = [attempt for group in read_groups(result.run_dir / "run.db") for attempt in group.attempts]

@@ -1,9 +1,11 @@
 """The frozen lake: reading moves, playing whole games by script, the maps, and two steps of training."""
 
 import pytest
+from lines import different
 from scripted_models import rows_of
 
 TASK = {"map": ["SFFF", "FHFH", "FFFH", "HFFG"], "slippery": False, "seed": 1, "max_turns": 8}
+PLAIN, LARGER = different("examples/frozen_lake/main.py")
 WAY = ("down", "down", "right", "right", "down", "right")
 
 
@@ -123,6 +125,22 @@ def test_the_random_model_has_a_word_for_everything_it_needs():
 def test_two_steps_of_training(short, check_run):
     from frozen_lake.main import main
 
-    rollouts = check_run(main(short))
+    rollouts = check_run(main([*PLAIN, *short]))
     assert all(len(rollout.calls) == rollout.metrics["turns"] for rollout in rollouts)
     assert any(rollout.metrics["no_moves"] < rollout.metrics["turns"] for rollout in rollouts), "some said a move"
+
+
+def test_a_step_on_larger_maps_whose_longest_game_fits(tmp_path):
+    """Break: less than 6144 tokens on the page, and games that end neither at the goal nor in a hole are too long."""
+    from frozen_lake.agent import draw, opening
+    from frozen_lake.main import main
+    from frozen_lake.make_model import make_tokenizer
+
+    small = ["--steps=1", "--batch-size=1", "--group-size=2", "--eval-tasks=1"]
+    result = main([*LARGER, *small, f"--data={tmp_path / 'data'}", f"--out={tmp_path / 'runs'}"])
+    assert result.steps == 1
+    folder = tmp_path / "data" / "6x6-slippery"
+    task = max(rows_of(folder / "train.jsonl") + rows_of(folder / "test.jsonl"), key=lambda task: task["max_turns"])
+    turn = [{"role": "assistant", "content": "up up up up"}, {"role": "user", "content": draw(task["map"], 0)}]
+    ids = make_tokenizer().apply_chat_template([*opening(task, 0), *turn * task["max_turns"]])["input_ids"]
+    assert len(ids) <= int(LARGER[LARGER.index("--max-model-len") + 1])

@@ -1,6 +1,7 @@
 """The LangGraph agent: its whole path by script, and two steps of training."""
 
 import pytest
+from lines import different
 from scripted_models import tool_call
 
 TASK = {"question": "What is 12 times 3?", "answer": "12 * 3 = 36\n#### 36"}
@@ -43,9 +44,10 @@ def test_an_agent_that_never_answers(scripted, play):
     assert play(judge, models=[], task=TASK, response=output.response).reward == 0.0
 
 
-def test_two_steps_of_training(short, check_run):
+@pytest.mark.parametrize("line", different("examples/langgraph_agent/main.py"), ids=" ".join)
+def test_two_steps_of_training(line, short, check_run):
     from langgraph_agent.main import QUICKSTART, main
 
-    rollouts = check_run(main([*short, "--max-tokens=48", f"--data={QUICKSTART / 'data'}"]))
+    rollouts = check_run(main([*line, *short, "--max-tokens=48", f"--data={QUICKSTART / 'data'}"]))
     assert {len(rollout.calls) for rollout in rollouts} >= {1, 2}
     assert all(call.parent == call.index - 1 for rollout in rollouts for call in rollout.calls[1:])

@@ -1,6 +1,7 @@
 """The prompt first, then the weights: the workflow by script, the stand-in that proposes, and both steps in short."""
 
 import pytest
+from lines import different
 
 TASK = {"question": "What is 12 times 3?", "answer": "#### 36"}
 
@@ -14,12 +15,12 @@ def test_the_prompt_reaches_the_model(scripted, play):
     assert model.requests[0][0] == {"role": "system", "content": "Be a calculator."}
 
 
-@pytest.mark.parametrize("optimizer", ["miprov2", "gepa"])
-def test_both_steps_and_what_each_gained(optimizer, short, check_run, capsys):
+@pytest.mark.parametrize("line", different("examples/prompt_then_rl/main.py"), ids=" ".join)
+def test_both_steps_and_what_each_gained(line, short, check_run, capsys):
     from prompt_then_rl.main import PROMPT, QUICKSTART, main
     from prompt_then_rl.proposer import PROPOSALS
 
-    options = [*short, "--max-tokens=48", f"--data={QUICKSTART / 'data'}", f"--optimizer={optimizer}"]
+    options = [*line, *short, "--max-tokens=48", f"--data={QUICKSTART / 'data'}"]
     prompt, figures, result = main([*options, "--eval-tasks=16", "--prompt-tasks=30"])
     assert prompt in PROPOSALS
     assert figures["validation_after"] > figures["validation_before"]

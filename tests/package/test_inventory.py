@@ -16,7 +16,7 @@ TARGETS = {
     "test-slow": "takes hours",
     "test-agentscope-slow": "takes minutes",
     "test-gpu": "needs a GPU",
-    "test-documented": "needs two environments more",
+    "test-documented-slow": "needs two environments more",
     "test-older-openai": "needs one environment more",
     "soak": "tests/soak/test_soak.py",
     "kills": "tests/interrupts/test_kills.py",
@@ -38,6 +38,9 @@ def test_what_is_run_elsewhere_is_named_there() -> None:
     """Red when the other test goes away, or no longer starts the script."""
     for script, place in {**lines.ELSEWHERE, **lines.BY_HAND}.items():
         assert script.rpartition("/")[2].removesuffix(".py") in (ROOT / place).read_text("utf-8"), (script, place)
+    for script, place in lines.EXAMPLES.items():
+        assert f'different("{script}")' in (ROOT / place).read_text("utf-8"), (script, place)
+    assert lines.ENVIRONMENTS.keys() <= lines.BENCHES.keys()
 
 
 def test_each_target_of_make_is_run() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {"test-slow", "test-agentscope-slow", "test-gpu", "test-older-openai", "test-documented"}
+ELSEWHERE = {"test-slow", "test-agentscope-slow", "test-gpu", "test-older-openai", "test-documented-slow"}
 """Suites that take long, or need what CI has not got: a GPU, further environments."""
 
 

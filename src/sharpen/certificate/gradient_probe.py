@@ -208,7 +208,8 @@ class _Plain:
         self._rows = learns_from_rows(config)
         self._kind: Kind = "rollouts" if not self._rows else "rows" if row_loss(config)[1] is None else "pairs"
         self._rounded: PlainModel | None = self._load(exact=False)
-        sizes = {name: one.numel() for name, one in self._rounded.module.named_parameters()}
+        named = dict(self._rounded.module.named_parameters())
+        sizes = {name: named[name].numel() for name in self._rounded.trained_names()}
         if strange := sorted(name for name in at.names if _plain_name(name) not in sizes):
             raise ModelError(f"transformers' model of its text has no {strange[0]}")
         room = min(_MOST_COMPARED, (free - _OWN_BYTES * sum(sizes.values())) // _OF_COMPARED)

@@ -38,8 +38,6 @@ class RowSteps:
             return reason
         if lessons is None:
             return next(iter(self._missing), "its rows are not those of the dataset any more")
-        if any(one.pictures for lesson in lessons for one in lesson.experiences):
-            return "their rows have images"
         parts = config.trainer.num_minibatches
         bounds = [len(lessons) * part // parts for part in range(parts + 1)]
         updates = [[*_update(lessons[start:end], config)] for start, end in pairwise(bounds)]
@@ -77,5 +75,6 @@ def _sequence(one: Experience, places_S: np.ndarray, weights_S: torch.Tensor) ->
         places_S=torch.tensor(places_S),
         recorded_S=torch.zeros(len(places_S)),
         weights_S=weights_S,
+        pictures=one.pictures,
         advantage=float(advantages_S[0]) if len(advantages_S) else 0.0,
     )

@@ -24,7 +24,7 @@ from sharpen.config.run import RunConfig
 from sharpen.experience.evidence import read_delivery, read_step_groups
 from sharpen.experience.reading import read_groups_at
 from sharpen.token_masks import TokenMasks, allowed
-from sharpen.types import Call, RouteArray
+from sharpen.types import RouteArray
 
 
 class RolloutSteps:
@@ -42,8 +42,6 @@ class RolloutSteps:
         for reason in (*unrepeatable(config), *_without_formula(config)):
             return reason
         expected = self._expected(step)
-        for reason in (why for one in expected for why in _unrepeatable_call(one.call)):
-            return reason
         updates: list[list[PlainSequence]] = [[] for _ in range(1 + max((one.update for one in expected), default=-1))]
         for one in expected:
             updates[one.update].append(self._sequence(one))
@@ -81,6 +79,7 @@ class RolloutSteps:
             whole=call.sampling.full_support,
             allowed_SV=allowed_SV,
             routes_TLK=None if call.routes_NLK is None else _routes(call.routes_NLK),
+            pictures=call.pictures,
         )
 
 
@@ -133,11 +132,6 @@ def _without_formula(config: RunConfig) -> Iterator[str]:
         "which tokens lose their advantage depends on entropies": rules.formula.entropy_clip,
     }
     yield from (reason for reason, applies in cases.items() if applies)
-
-
-def _unrepeatable_call(call: Call) -> Iterator[str]:
-    if call.pictures:
-        yield "their prompts have images"
 
 
 def episodes(rules: Rules, config: RunConfig) -> Episodes:

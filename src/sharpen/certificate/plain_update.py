@@ -31,6 +31,8 @@ from sharpen.certificate.plain_losses import (
     divergence,
     left_out_by_moment,
 )
+from sharpen.certificate.plain_pictures import Pictures
+from sharpen.types import PictureSpan
 
 Tensor = torch.Tensor
 Tensors = Mapping[str, Tensor]
@@ -44,7 +46,8 @@ class PlainSequence:
     """A sequence that trains, of a rollout's call or of a row: its ids (T), the places of its S tokens with loss, and
     of these the recorded logprobs and the weights (S). `advantage` is that of all of them, `temperature` that of the
     call. `whole` is whether they were sampled from the whole distribution; `allowed_SV`, under a constraint, are the
-    tokens among which each was. `routes_TLK` are the experts that were recorded for each token, if any were."""
+    tokens among which each was. `routes_TLK` are the experts that were recorded for each token, if any were;
+    `pictures` the images in it."""
 
     owner: str
     ids_T: Tensor
@@ -56,6 +59,7 @@ class PlainSequence:
     whole: bool = True
     allowed_SV: Tensor | None = None
     routes_TLK: Tensor | None = None
+    pictures: tuple[PictureSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,23 +89,25 @@ class PlainModel:
     peft's names, of which the pass makes weights `W + scale B A`."""
 
     def __init__(self, folder: Path, *, rounded: bool, dtype: torch.dtype, adapter_scale: float | None) -> None:
-        """Load it in `dtype`; `rounded` computes its products in bfloat16, as autocast does. `adapter_scale` is given
-        if adapters train."""
-        from transformers import AutoModelForCausalLM
+        """`rounded`: with products in bfloat16, as autocast does. `adapter_scale` is given if adapters train."""
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-        module: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, trust_remote_code=False, experts_implementation="eager"
-        )
-        self.module = module.eval().to(dtype)
-        self.module.requires_grad_(False)
+        sees = hasattr(AutoConfig.from_pretrained(folder, trust_remote_code=False), "vision_config")
+        kind: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        plain = {"trust_remote_code": False, "experts_implementation": "eager"}
+        module = kind.from_pretrained(folder, dtype=torch.float32, **plain)
+        self._pictures = Pictures(folder, module) if sees else None
+        self.module = module.eval().to(dtype).requires_grad_(False)
         self._num_experts = num_experts_of(module.config)
         ends = (module.get_input_embeddings(), module.get_output_embeddings())
         self.tables = {name for name, own in module.named_parameters() if any(own is end.weight for end in ends)}
         self.dtype, self._rounded, self._scale = dtype, rounded, adapter_scale
 
     def trained_names(self) -> list[str]:
-        """Return the names of all weights, tied ones once."""
-        return [name for name, _ in self.module.named_parameters()]
+        """Return the names of all weights, tied ones once; of a model that sees images, those of its text."""
+        whole = (self.module.get_decoder(), self.module.get_output_embeddings()) if self._pictures else (self.module,)
+        text = {id(own) for part in whole for own in part.parameters()}
+        return [name for name, own in self.module.named_parameters() if id(own) in text]
 
     def logprobs(self, one: PlainSequence, weights: Tensors) -> tuple[Tensor, Tensor]:
         """Return logprob and entropy of each token of a sequence that carries loss (S), at its temperature."""
@@ -121,6 +127,8 @@ class PlainModel:
 
     def _forward(self, one: PlainSequence, weights: Tensors, **more: Any) -> Any:
         experts = nullcontext() if one.routes_TLK is None else Chosen(one.routes_TLK, self._num_experts)
+        if self._pictures is not None:
+            more |= self._pictures.arguments(one.ids_T, one.pictures, self.dtype)
         with experts, torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._rounded):
             return functional_call(self.module, self._effective(weights), kwargs={"input_ids": one.ids_T[None], **more})
 
@@ -202,8 +210,7 @@ def _scored(model: PlainModel, one: PlainSequence, weights: Tensors) -> Tensor:
 
 def _tokens(one: PlainSequence, reference_S: Tensor | None, rules: LossRules) -> Tokens:
     """What the credit of a sequence's tokens is made of."""
-    zeros_S = torch.zeros(len(one.places_S), dtype=torch.float64)
-    divergence_S = zeros_S
+    divergence_S = torch.zeros(len(one.places_S), dtype=torch.float64)
     if rules.kl_in_reward and reference_S is not None:
         recorded_S = one.recorded_S.to(reference_S)
         divergence_S = divergence(rules, recorded_S, reference_S, recorded_S).double()

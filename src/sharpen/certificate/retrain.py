@@ -211,7 +211,10 @@ class _Records:
 
     @functools.cache  # noqa: B019 (lives as long as the call of `retrain`)
     def _model(self, *, rounded: bool, dtype: torch.dtype, scale: float | None) -> PlainModel:
-        return PlainModel(self._base, rounded=rounded, dtype=dtype, adapter_scale=scale)
+        try:
+            return PlainModel(self._base, rounded=rounded, dtype=dtype, adapter_scale=scale)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(f"transformers cannot load {self._base}: {error}") from error
 
 
 def _scale(saved: SavedState) -> float | None:
@@ -221,7 +224,8 @@ def _scale(saved: SavedState) -> float | None:
 
 def _start(model: PlainModel, after: SavedState) -> State:
     """The state before the run: the model's weights, or adapters without effect; a critic with a head of zeros."""
-    own = {name: tensor.detach().clone() for name, tensor in model.module.named_parameters()}
+    named = dict(model.module.named_parameters())
+    own = {name: named[name].detach().clone() for name in model.trained_names()}
     adapters = {name: torch.zeros_like(tensor) for name, tensor in after.state.weights.items()}
     start = State(weights=own if after.adapters is None else adapters)
     if after.state.critic is not None:
