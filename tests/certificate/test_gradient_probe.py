@@ -16,7 +16,7 @@ from trainer_toys import FAMILIES, make_model
 
 from sharpen.certificate.gradient_probe import CRITIC, GradientProbe, probe_gradients, some_blocks
 from sharpen.certificate.likeness import Gap, compare_gradients
-from sharpen.certificate.probe_batch import experiences, plain_sequences, probe_sequences
+from sharpen.certificate.probe_batch import experiences, plain_sequences, probe_sequences, with_routes
 from sharpen.errors import GradientError
 from sharpen.trainer.packing import Pack, pack
 from sharpen.trainer.trainer import Trainer
@@ -71,7 +71,6 @@ def families() -> list[Any]:
 
 @pytest.mark.parametrize(("make", "family", "dtype"), families())
 def test_a_right_trainer_of_each_family_raises_no_alarm(make, family, dtype, tmp_path):
-    """Red in bfloat16 for experts when the plain loop chooses them itself."""
     folder = write_model(tmp_path, make(family))
     found = probed(folder, **{"trainer.dtype": dtype})
     assert not found.problem, found.line
@@ -266,6 +265,24 @@ def test_a_fault_in_a_recurrent_layer_is_found_there(tmp_path):
     wrong = [gap.name for gap in found.gaps if gap.share > 1.0]
     assert "model.layers.0.linear_attn.in_proj_qkv.weight" in wrong
     assert not any("layers.1" in name for name in wrong)
+
+
+def test_both_compute_with_the_experts_that_the_trainer_chooses(tmp_path):
+    """Red when calls keep no experts, or when the trainer chooses again where some are given."""
+    folder = write_model(tmp_path, make_experts("qwen3_moe"))
+    trainer = make_trainer(folder, make_config(folder))
+    made = probe_sequences(np.arange(10, 60), 20, "rollouts")
+    calls = plain_sequences(made, "rollouts")
+    found = trainer.gradients(experiences(made, calls))
+    whole = [own for one, own in zip(made, found.routes, strict=True) for _ in one.calls]
+    for call, own in zip(with_routes(made, calls, found.routes), whole, strict=True):
+        assert call.routes_TLK.shape[0] == len(call.ids_T)
+        assert np.array_equal(call.routes_TLK[:-1], own[: len(call.ids_T) - 1])
+    others = [(own + 1) % 8 for own in found.routes]
+    given = trainer.gradients(experiences(made, calls, others))
+    assert all(np.array_equal(one, own) for one, own in zip(given.routes, others, strict=True))
+    name = "model.layers.1.mlp.experts.down_proj"
+    assert not np.allclose(given.policy[name], found.policy[name], rtol=1e-2)
 
 
 def test_a_fault_in_an_expert_is_found_there(tmp_path):
