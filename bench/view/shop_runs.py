@@ -374,6 +374,9 @@ def _entropies(rollout: Rollout, call: Call) -> CallEntropies:
         entropies_S=entropies_S,
         log_ratios_S=log_ratios_S,
         clipped_S=log_ratios_S > 0.25,
+        entropy=float(entropies_S.sum(dtype=np.float64)),
+        varentropy=float(len(places_S)),
+        cumulative=0.5 * len(places_S),
     )
 
 

@@ -202,7 +202,8 @@ class Call:
     has any. If no chat template rendered the prompt, `messages` is one message with its text, of the role
     `PROMPT_ROLE`. `started` is when its sampling began, in seconds since 1970 (None: unknown). `routes_NLK` are the
     experts that the engine chose for each token but the last (N = P + S - 1) in each layer of a mixture of experts;
-    None for a dense model. `pictures` are the images in the prompt, in their order.
+    None for a dense model. `pictures` are the images in the prompt, in their order. `seeded` calls asked for noise of a
+    seed of their own, which other calls of the rollout may have too.
     """
 
     index: int
@@ -226,6 +227,7 @@ class Call:
     span: Span | None = None
     routes_NLK: RouteArray | None = None
     pictures: tuple[PictureSpan, ...] = ()
+    seeded: bool = False
 
     @property
     def delivered(self) -> bool:
@@ -270,7 +272,8 @@ MODEL_CAUSED = frozenset({Outcome.CONTEXT_OVERFLOW, Outcome.TOKEN_LIMIT, Outcome
 class CallEntropies:
     """The entropy (float16, in nats) of the distribution that each trained token of a call was predicted from, at the
     call's temperature, under the trainer's weights of the first update that trained it; `places_S` are the tokens'
-    positions in their sequence.
+    positions in their sequence. Sums over these tokens, not rounded: `entropy`; `varentropy`, the variance of -logprob
+    in the token's distribution (nats squared); `cumulative`, the probability of smaller ids and half its own one.
 
     `log_ratios_S` (float16) are those in the step's last update on the token: its log probability under the trainer's
     weights before that update, minus the one that the policy loss compares with. That is the recorded one, or with a
@@ -285,6 +288,9 @@ class CallEntropies:
     entropies_S: HalfArray
     log_ratios_S: HalfArray
     clipped_S: BoolArray
+    entropy: float
+    varentropy: float
+    cumulative: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

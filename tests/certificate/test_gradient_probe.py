@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from expert_toys import EXPERTS, make_experts
+from hybrid_toys import HYBRIDS, make_hybrid
 from probe_trainer import make_config, make_trainer, probed, write_model
+from trainer_toys import FAMILIES, make_model
 
 from sharpen.certificate.gradient_probe import CRITIC, GradientProbe, probe_gradients, some_blocks
 from sharpen.certificate.likeness import Gap, compare_gradients
-from sharpen.certificate.probe_batch import experiences, plain_sequences, probe_sequences
+from sharpen.certificate.probe_batch import experiences, plain_sequences, probe_sequences, with_routes
 from sharpen.errors import GradientError
 from sharpen.trainer.packing import Pack, pack
 from sharpen.trainer.trainer import Trainer
@@ -49,28 +52,27 @@ def test_a_right_trainer_raises_no_alarm(kind, toy_model_dir):
     assert any(gap.name.startswith(CRITIC) for gap in found.gaps) == (algorithm == "ppo")
 
 
-FEW = ("qwen2", "mistral", "qwen3_5_text", "granitemoehybrid", "lfm2", "gpt_oss", "deepseek_v3")
-SLOW = [pytest.mark.slow]
+FEW = {(family, "float32") for family in ("qwen2", "mistral", "qwen3_5_text", "granitemoehybrid", "lfm2", "gpt_oss")}
+FEW |= {("qwen3_moe", "bfloat16"), ("deepseek_v3", "bfloat16")}
 
 
 def families() -> list[Any]:
-    """Every family of the trainer's toys; all but `FEW` are slow tests."""
-    from expert_toys import EXPERTS, make_experts
-    from hybrid_toys import HYBRIDS, make_hybrid
-    from trainer_toys import FAMILIES, make_model
-
+    """Every family of the trainer's toys in both precisions; all but `FEW` are slow tests."""
     kinds = [(family, lambda family: make_model(family, torch.float32)) for family in FAMILIES]
     kinds += [(family, make_hybrid) for family in HYBRIDS] + [(family, make_experts) for family in EXPERTS]
     return [
-        pytest.param(make, family, id=f"{family}-{make.__name__}", marks=[] if family in FEW else SLOW)
+        pytest.param(
+            make, family, dtype, id=f"{family}-{dtype}", marks=[] if (family, dtype) in FEW else [pytest.mark.slow]
+        )
+        for dtype in ("float32", "bfloat16")
         for family, make in kinds
     ]
 
 
-@pytest.mark.parametrize(("make", "family"), families())
-def test_a_right_trainer_of_each_family_raises_no_alarm(make, family, tmp_path):
+@pytest.mark.parametrize(("make", "family", "dtype"), families())
+def test_a_right_trainer_of_each_family_raises_no_alarm(make, family, dtype, tmp_path):
     folder = write_model(tmp_path, make(family))
-    found = probed(folder)
+    found = probed(folder, **{"trainer.dtype": dtype})
     assert not found.problem, found.line
     assert not found.not_probed
     assert max(gap.share for gap in found.gaps) < 0.5
@@ -258,13 +260,36 @@ def test_a_fault_in_the_passes_is_found_and_named(name, toy_model_dir):
 
 def test_a_fault_in_a_recurrent_layer_is_found_there(tmp_path):
     """Red when sequences are too short for the states to matter."""
-    from hybrid_toys import make_hybrid
-
     folder = write_model(tmp_path, make_hybrid("qwen3_5_text"))
     found = probed(folder, fault=backward(lambda g: 2 * g, "model.layers.0.linear_attn.in_proj_qkv"))
     wrong = [gap.name for gap in found.gaps if gap.share > 1.0]
     assert "model.layers.0.linear_attn.in_proj_qkv.weight" in wrong
     assert not any("layers.1" in name for name in wrong)
+
+
+def test_both_compute_with_the_experts_that_the_trainer_chooses(tmp_path):
+    """Red when calls keep no experts, or when the trainer chooses again where some are given."""
+    folder = write_model(tmp_path, make_experts("qwen3_moe"))
+    trainer = make_trainer(folder, make_config(folder))
+    made = probe_sequences(np.arange(10, 60), 20, "rollouts")
+    calls = plain_sequences(made, "rollouts")
+    found = trainer.gradients(experiences(made, calls))
+    whole = [own for one, own in zip(made, found.routes, strict=True) for _ in one.calls]
+    for call, own in zip(with_routes(made, calls, found.routes), whole, strict=True):
+        assert call.routes_TLK.shape[0] == len(call.ids_T)
+        assert np.array_equal(call.routes_TLK[:-1], own[: len(call.ids_T) - 1])
+    others = [(own + 1) % 8 for own in found.routes]
+    given = trainer.gradients(experiences(made, calls, others))
+    assert all(np.array_equal(one, own) for one, own in zip(given.routes, others, strict=True))
+    name = "model.layers.1.mlp.experts.down_proj"
+    assert not np.allclose(given.policy[name], found.policy[name], rtol=1e-2)
+
+
+def test_a_fault_in_an_expert_is_found_there(tmp_path):
+    folder = write_model(tmp_path, make_experts("qwen3_moe"))
+    fault = parameters(lambda g: g.index_fill(0, torch.tensor([3]), 0.0), "layers.1.mlp.experts.down_proj")
+    found = probed(folder, fault=fault)
+    assert [gap.name for gap in found.gaps if gap.share > 1.0] == ["model.layers.1.mlp.experts.down_proj"]
 
 
 def test_a_probe_leaves_the_trainer_as_it_was(toy_model_dir):
@@ -297,12 +322,6 @@ def test_what_the_plain_loop_does_not_make_is_named(algorithm, settings, reason,
     assert reason in found.not_probed
     assert "not probed" in found.line
     found.check()
-
-
-def test_experts_in_bfloat16_are_named(tmp_path):
-    from expert_toys import make_experts
-
-    assert "experts" in probed(write_model(tmp_path, make_experts("qwen3_moe")), **BFLOAT16).not_probed
 
 
 def test_without_memory_nothing_is_compared_or_some_blocks(toy_model_dir):

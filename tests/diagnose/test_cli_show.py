@@ -188,6 +188,9 @@ def test_the_table_has_entropies_and_ratios_where_they_are_recorded(tmp_path, ru
         entropies_S=np.full(count - 1, 1.25, np.float16),
         log_ratios_S=np.log([1.5, 1e-5, *[1.0] * (count - 3)]).astype(np.float16),
         clipped_S=np.arange(count - 1) == 0,
+        entropy=1.25 * (count - 1),
+        varentropy=0.5 * (count - 1),
+        cumulative=0.5 * (count - 1),
     )
     place = GroupPlace(group_id="step-3/train/17", update=0, left_out=None, replayed=False)
     with Journal(tmp_path / "run/run.db") as journal:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from expert_toys import make_experts
 from group_toys import assert_same_weights, group_of, make_plan, make_toy, one_process
 
 from sharpen.certificate.gradient_probe import probe_gradients
@@ -18,11 +19,14 @@ pytestmark = pytest.mark.distributed
         ("multi_step_grpo", {"dtype": "bfloat16", "gradient_checkpointing": True}),
         ("multi_step_grpo", {"lora": LoraConfig(rank=3)}),
         ("ppo", {}),
+        ("reinforce", {"dtype": "bfloat16"}),
     ],
 )
 def test_two_ranks_compute_the_gradients_of_a_plain_loop(algorithm, given, tmp_path):
     """Red when gradients are averaged over the ranks (`set_gradient_divide_factor` in `sharding.shard` left out)."""
     toy = make_toy(tmp_path / "model")
+    if algorithm == "reinforce":  # by a mixture of experts
+        make_experts("qwen3_moe").save_pretrained(toy.folder)
     plan = make_plan(toy, algorithm=algorithm, **given)
     settings = {f"trainer.{name}": one for name, one in plan.config.model_dump(exclude_unset=True).items()}
     config = resolve(

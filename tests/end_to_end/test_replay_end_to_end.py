@@ -84,6 +84,7 @@ def give_former_ids(journal: Path) -> None:
         "trained": ["group_id", "rollout_id"],
         "spans": ["group_id", "rollout_id"],
         "entropies": ["rollout_id"],
+        "entropy_sums": ["rollout_id"],
         "step_groups": ["group_id"],
     }
     with contextlib.closing(sqlite3.connect(journal)) as connection, connection:

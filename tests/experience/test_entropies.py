@@ -23,6 +23,9 @@ def of(call: int, places: list[int], entropies: list[float], rollout: str = "g/0
         entropies_S=np.array(entropies, np.float16),
         log_ratios_S=np.zeros(len(places), np.float16),
         clipped_S=np.zeros(len(places), np.bool_),
+        entropy=sum(entropies),
+        varentropy=0.5 * len(entropies),
+        cumulative=0.25 * len(entropies),
     )
 
 

@@ -185,13 +185,15 @@ def test_a_journal_from_before_start_times_is_read_and_continued(tmp_path: Path)
         journal.add(old)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("DROP TABLE call_times")
+        connection.execute("DROP TABLE call_seeds")
         connection.execute("DROP TABLE rollout_notes")
     assert same(tuple(read_groups(path)), (old,))
-    call = make_call(0, [1], [2], started=1.7e9 + 0.25)
+    call = make_call(0, [1], [2], started=1.7e9 + 0.25, seeded=True)
     new = make_group([make_rollout([call], group="new", started=1.7e9, traceback="\ud800 of no Unicode")], "new")
     with Journal(path) as journal:
         journal.add(new)
     (rollout,) = next(read_groups(path, group_id="new")).rollouts
+    assert rollout.calls[0].seeded
     assert (rollout.started, rollout.calls[0].started, rollout.traceback) == (
         1.7e9,
         1.7e9 + 0.25,

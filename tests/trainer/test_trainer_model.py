@@ -7,8 +7,10 @@ import pytest
 import torch
 from trainer_toys import FAMILIES, hf_logprobs, make_experience, make_experiences, make_model, plain_copy
 
+from sharpen.trainer.constrained import FORBIDDEN
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import pack
+from sharpen.trainer.scores import _moments
 
 
 def packed_loss(trained: TrainedModel, experiences, max_tokens=10_000, min_shared=4):
@@ -176,6 +178,26 @@ def test_entropy_is_that_of_the_tempered_distribution():
     torch.testing.assert_close(
         scores.entropy_E, torch.distributions.Categorical(logits=tempered).entropy(), atol=1e-6, rtol=0
     )
+
+
+@pytest.mark.parametrize("vocab_size", [60, 64, 700])
+def test_moments_are_those_of_each_row_s_distribution(vocab_size: int):
+    """Variance of -logprob and cumulative probability, with ids at the ends of blocks, and a forbidden token."""
+    generator = torch.Generator().manual_seed(0)
+    logits_RV = 3 * torch.randn(3, vocab_size, generator=generator, dtype=torch.float64)
+    logits_RV[1, 4] = FORBIDDEN
+    row_E, targets_E = torch.tensor([0, 1, 1, 2, 2]), torch.tensor([0, 5, 17, vocab_size - 1, min(63, vocab_size - 2)])
+    logprobs_RV = logits_RV.log_softmax(dim=-1)
+    entropy_R, varentropy_R, cumulative_E = _moments(logprobs_RV, row_E, targets_E)
+    probs_RV = logprobs_RV.exp()
+    for row in range(3):
+        surprise_V = -logprobs_RV[row]
+        mean = float((probs_RV[row] * surprise_V).sum())
+        assert float(entropy_R[row]) == pytest.approx(mean)
+        assert float(varentropy_R[row]) == pytest.approx(float((probs_RV[row] * (surprise_V - mean) ** 2).sum()))
+    for entry, (row, target) in enumerate(zip(row_E.tolist(), targets_E.tolist(), strict=True)):
+        below = float(probs_RV[row, :target].sum() + probs_RV[row, target] / 2)
+        assert float(cumulative_E[entry]) == pytest.approx(below, abs=1e-12)
 
 
 def test_bfloat16_compute_keeps_fp32_weights_and_is_close():

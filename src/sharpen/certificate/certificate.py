@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sharpen.certificate.checks import sentence
+from sharpen.certificate.checks import DRAWS, sentence
+from sharpen.certificate.draws import DrawTest, ran_ahead
 from sharpen.certificate.lineage import Lineage, in_words, read_lineage
 from sharpen.experience.evidence import read_repeated
 from sharpen.experience.reading import count_calls, count_outcomes, count_taught, read_checks
@@ -108,7 +109,9 @@ class Certificate:
     rollouts by what happened to them. `repeated` are the steps whose updates were made once more, `not_repeated` says
     why others were not that should have been. `verdict` says what of the evaluations was computed again and agrees.
     `staleness` is (the age of the oldest trained token, the age allowed) in policy versions, for runs whose rollouts
-    run ahead of the training. `not_recomputed` lists what cannot be recomputed and is therefore not covered.
+    run ahead of the training. `draws` are the tests of whether the tokens were drawn from the recorded distributions,
+    `untested` says of which steps' tokens this is not known. `not_recomputed` lists what cannot be recomputed and is
+    therefore not covered.
     """
 
     weights: str | None
@@ -123,6 +126,8 @@ class Certificate:
     rows: Mapping[str, int] = field(default_factory=dict)
     losses: LossGaps | None = None
     repeated: tuple[RepeatedSteps, ...] = ()
+    draws: tuple[DrawTest, ...] = ()
+    untested: tuple[str, ...] = ()
     not_repeated: tuple[str, ...] = ()
     verdict: str = ""
     problems: tuple[str, ...] = field(default=())
@@ -154,6 +159,7 @@ class Certificate:
                 f"{'':>7}  logprobs     {self.truncated_tokens:>12,} not compared: sampled with top_p or top_k, so "
                 "not from the whole distribution"
             )
+        lines += [f"{'broken' if one.problem else 'ok':>7}  {one.name:<12} {one.line}" for one in self.draws]
         if self.staleness is not None:
             oldest, allowed = self.staleness
             lines.append(f"{'':>7}  staleness    at most {oldest} policy versions behind, of {allowed} allowed")
@@ -173,6 +179,7 @@ class Certificate:
         if self.undone:
             lines.append(f"{'':>7}  undone       {self.undone:>12,} steps in run.db are in no weights: not counted")
         lines += [f"  - not recomputed: {exception}" for exception in self.not_recomputed]
+        lines += [f"  - not tested: {what}" for what in self.untested]
         lines += [f"  - not made once more: {exception}" for exception in self.not_repeated]
         if rest := self.steps - sum(1 + one.last - one.first for one in self.repeated):
             whose = f"of {'the other ' if self.repeated else ''}{rest} steps"
@@ -203,6 +210,7 @@ def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certi
         outcomes=count_outcomes(journal, groups),
         calls=count_calls(journal, groups),
         rows=count_taught(journal, steps),
+        untested=untested(lineage, by_step),
         repeated=updates.repeated,
         problems=(*lineage.problems, *problems_of(by_step), *_unchecked_steps(steps, by_step), *updates.problems),
         not_repeated=updates.not_repeated,
@@ -216,6 +224,29 @@ def recorded_updates(journal: Path, lineage: Lineage) -> Retrained:
         Retrained.from_json(content) for step, session, content in read_repeated(journal) if (step, session) in known
     ]
     return Retrained.of(found)
+
+
+def untested(lineage: Lineage, by_step: Mapping[int, Sequence[Check]]) -> tuple[str, ...]:
+    """Say of which steps it was not tested whether their tokens were drawn from the recorded distributions, and why."""
+    reasons: dict[str, list[int]] = {}
+    for record in lineage.steps:
+        tested = [check.checked for check in by_step.get(record.step, ()) if check.name == DRAWS]
+        if any(tested) or not record.metrics.get("tokens/sampled"):
+            continue
+        if ran_ahead(record.metrics):
+            why = "their rollouts ran ahead of the training, so that which tokens train when depends on what they are"
+        elif not tested:
+            why = "an earlier version of Sharpen did not test it"
+        else:
+            why = (
+                "no call counts. One does if its tokens are of the weights before the step's first update, were drawn "
+                "without top_p, top_k and a seed of the request, and trained for a reason that lies before them"
+            )
+        reasons.setdefault(why, []).append(record.step)
+    return tuple(
+        f"whether the tokens of steps {in_words(steps)} were drawn from the recorded distributions: {why}"
+        for why, steps in reasons.items()
+    )
 
 
 def _unchecked_steps(steps: Mapping[int, Mapping[str, float]], by_step: Mapping[int, Sequence[Check]]) -> list[str]:

@@ -20,7 +20,13 @@ import numpy as np
 from pydantic import ValidationError
 
 from sharpen.algorithm.supervised import learns_from_rows
-from sharpen.certificate.certificate import Certificate, LogprobGaps, add_up, problems_of, recorded_certificate
+from sharpen.certificate.certificate import (
+    Certificate,
+    LogprobGaps,
+    add_up,
+    problems_of,
+    recorded_certificate,
+)
 from sharpen.certificate.checks import MEANING_OF_ROWS
 from sharpen.certificate.constraints import constraint_check
 from sharpen.certificate.expectation import carries_loss, is_eligible
@@ -94,6 +100,7 @@ def _recompute(run_dir: Path, config: RunConfig, saved: SavedWeights, *, logprob
         recorded,
         checks=add_up(by_step.values()),
         logprob_gaps=gaps,
+        draws=recomputed.draws,
         problems=tuple(dict.fromkeys((*recorded.problems, *problems_of(by_step), *problems))),
         not_recomputed=tuple(missing),
     )

@@ -43,18 +43,28 @@ MEANING_OF_ROWS: Mapping[str, str] = {
 """The invariants of a run without rollouts (`supervised.checks`)."""
 
 
+DRAWS = "draws"
+MEANING_OF_DRAWS: Mapping[str, str] = {
+    DRAWS: "the tokens are drawn from the recorded distributions, each rollout's by noise of its own",
+}
+"""What is tested of a step after its update (`draws`)."""
+
+
 def sentence(check: Check) -> str:
     """Describe a broken check in a sentence."""
+    if check.name == DRAWS:
+        return f"{check.name}: {MEANING_OF_DRAWS[check.name]}; broken: {check.first}"
     meaning = MEANING[check.name] if check.name in MEANING else MEANING_OF_ROWS[check.name]
     return f"{check.name}: {meaning}; broken {check.broken} of {check.checked} times, first: {check.first}"
 
 
-def broken_sentences(checks: Sequence[Check], *, stop: bool) -> list[str]:
-    """Return a sentence for each broken check. With `stop`, raise `CertificateError` with them instead."""
+def broken_sentences(checks: Sequence[Check], *, stop: bool, trained: bool = False) -> list[str]:
+    """Return a sentence for each broken check. With `stop`, raise `CertificateError` with them instead, which says
+    whether the step has `trained`."""
     broken = [sentence(check) for check in checks if check.broken]
     if broken and stop:
         raise CertificateError(
-            "the run certificate is broken, and nothing was trained on it: "
+            f"the run certificate is broken, and {'the step was' if trained else 'nothing was'} trained on it: "
             + "; ".join(broken)
             + " (certificate.on_violation: warn continues anyway)"
         )

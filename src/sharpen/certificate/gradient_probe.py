@@ -38,6 +38,7 @@ from sharpen.certificate.probe_batch import (
     plain_sequences,
     probe_sequences,
     recorded,
+    with_routes,
 )
 from sharpen.certificate.rules import Rules
 from sharpen.certificate.saved_state import num_weights
@@ -152,12 +153,9 @@ def probe_gradients(
     free = available_bytes() if free is None else free
     if reason := reason_against(config, folder, free=free):
         return GradientProbe(not_probed=reason)
-    at = trainer.gradients([], ())
-    if at.rounded and at.has_experts:
-        return GradientProbe(not_probed="in bfloat16 rounding decides which experts compute a token")
     with torch.random.fork_rng(devices=[]):
         try:
-            plain = _Plain(config, folder, at, free, reference)
+            plain = _Plain(config, folder, trainer, free, reference)
             rounded = plain.gradients(exact=False)
             exact = plain.gradients(exact=True)
         except ModelError as error:
@@ -207,9 +205,12 @@ def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, 
 class _Plain:
     """The plain loop's side of a probe: the batch, and its gradients."""
 
-    def __init__(self, config: RunConfig, folder: Path, at: Gradients, free: int, reference: Path | None) -> None:
+    def __init__(
+        self, config: RunConfig, folder: Path, trainer: ProbedTrainer, free: int, reference: Path | None
+    ) -> None:
         """Raises `ModelError` for a model whose names are others in the trainer, or whose gradients do not fit."""
-        self._config, self._folder, self._at, self._before = config, folder, at, reference
+        at = self._at = trainer.gradients([], ())
+        self._config, self._folder, self._before = config, folder, reference
         lora = config.trainer.lora
         self._scale = None if lora is None else lora.alpha / lora.rank
         self._rows = learns_from_rows(config)
@@ -224,26 +225,29 @@ class _Plain:
         if not self.compared:
             raise ModelError(f"the gradients of a block do not fit into {free / 2**30:.1f} GiB of memory")
         self.share = len(self.compared) / len(at.weights or sizes)
-        self._calls = self._batch(self._rounded, sum(sizes.values()))
+        self._calls = self._batch(self._rounded, trainer, sum(sizes.values()))
 
     def _load(self, *, exact: bool) -> PlainModel:
         rounded = self._at.rounded
         dtype = torch.float64 if exact and not rounded else torch.float32
         return PlainModel(self._folder, rounded=rounded and not exact, dtype=dtype, adapter_scale=self._scale)
 
-    def _batch(self, model: PlainModel, num_weights: int) -> list[PlainSequence]:
-        """Make the batch. Return its calls, with logprobs recorded near the model's own."""
+    def _batch(self, model: PlainModel, trainer: ProbedTrainer, num_weights: int) -> list[PlainSequence]:
+        """Make the batch. Return its calls, with logprobs recorded near the model's own, and the experts that the
+        trainer chooses: which are best may be a matter of rounding."""
         table = model.module.get_input_embeddings().weight
         known = np.setdiff1d(np.arange(len(table)), _reserved(model.module.config.to_dict()))
         room = self._config.model.max_model_len - 14
         long = (_USUAL_WORK // max(1, num_weights) - num_tokens(SHORTEST)) // 2 + SHORTEST
         sequences = probe_sequences(known, max(SHORTEST, min(long, room, LONGEST)), self._kind)
         calls = plain_sequences(sequences, self._kind)
+        routes = trainer.gradients(experiences(sequences, calls), ()).routes if self._at.has_experts else ()
+        calls = with_routes(sequences, calls, routes)
         if not self._rows:
             weights = self._state(model).copy(model.dtype).weights
             with torch.no_grad():
                 calls = recorded(calls, [model.logprobs(one, weights)[0] for one in calls])
-        self.experiences = experiences(sequences, calls)
+        self.experiences = experiences(sequences, calls, routes)
         return calls
 
     def _state(self, model: PlainModel) -> State:

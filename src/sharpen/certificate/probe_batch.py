@@ -6,7 +6,8 @@ short to be shared, an answer of one token; advantages of both signs, two temper
 are far enough from the weights' own that their ratio is clipped. Rows have no ratios; pairs of answers have advantages
 of 1 and -1.
 
-Shape suffixes: T tokens of a sequence, S tokens of a call.
+Shape suffixes: T tokens of a sequence, S tokens of a call, N tokens of a sequence but the last, L layers with experts,
+K experts of a token.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from sharpen.certificate.plain_update import PlainSequence
-from sharpen.types import Experience
+from sharpen.types import Experience, RouteArray
 
 Ids = npt.NDArray[np.int64]
 Kind = Literal["rollouts", "rows", "pairs"]
@@ -127,15 +128,36 @@ def recorded(calls: Sequence[PlainSequence], logprobs: Sequence[torch.Tensor]) -
     ]
 
 
+def with_routes(
+    sequences: Sequence[ProbeSequence], calls: Sequence[PlainSequence], routes: Sequence[RouteArray | None]
+) -> list[PlainSequence]:
+    """Return the calls with the experts (N, L, K) of their sequences; as they are if there are none. Nothing is
+    predicted from the last token of a call, so that its experts are any."""
+    if not routes:
+        return [*calls]
+    of_calls = [one for sequence, one in zip(sequences, routes, strict=True) for _ in sequence.calls]
+    return [replace(one, routes_TLK=_routes(one, own)) for one, own in zip(calls, of_calls, strict=True)]
+
+
+def _routes(one: PlainSequence, routes_NLK: RouteArray | None) -> torch.Tensor | None:
+    if routes_NLK is None:
+        return None
+    own_NLK = torch.from_numpy(routes_NLK[: len(one.ids_T) - 1].astype(np.int64))
+    return torch.cat([own_NLK, own_NLK[-1:]])
+
+
 def experiences(
-    sequences: Sequence[ProbeSequence], calls: Sequence[PlainSequence], version: int = 0
+    sequences: Sequence[ProbeSequence], calls: Sequence[PlainSequence], routes: Sequence[RouteArray | None] = ()
 ) -> list[Experience]:
-    """Return what the trainer gets of the sequences, with logprobs and weights of their calls."""
-    rest = iter(calls)
-    return [_experience(one, [next(rest) for _ in one.calls], version) for one in sequences]
+    """Return what the trainer gets of the sequences, with logprobs and weights of their calls and with their experts,
+    as of policy version 0."""
+    rest, experts = iter(calls), iter(routes)
+    return [
+        replace(_experience(one, [next(rest) for _ in one.calls]), routes_NLK=next(experts, None)) for one in sequences
+    ]
 
 
-def _experience(one: ProbeSequence, calls: Sequence[PlainSequence], version: int) -> Experience:
+def _experience(one: ProbeSequence, calls: Sequence[PlainSequence]) -> Experience:
     count = len(one.ids_T)
     mask_T, calls_T = np.zeros(count, np.bool_), np.full(count, -1, np.int32)
     logprobs_T, weights_T = np.zeros(count, np.float32), np.zeros(count, np.float32)
@@ -149,7 +171,7 @@ def _experience(one: ProbeSequence, calls: Sequence[PlainSequence], version: int
         ids_T=one.ids_T.astype(np.int32),
         loss_mask_T=mask_T,
         logprobs_T=logprobs_T,
-        versions_T=np.where(mask_T, version, -1).astype(np.int32),
+        versions_T=np.where(mask_T, 0, -1).astype(np.int32),
         calls_T=calls_T,
         temperatures_T=np.where(mask_T, one.temperature, 1.0).astype(np.float32),
         advantages_T=np.where(mask_T, one.advantage, 0.0).astype(np.float32),

@@ -14,12 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from sharpen.certificate.audit import TOLERANCE, audit
+from sharpen.certificate.checks import DRAWS
 from sharpen.certificate.delivery import ids_digest, recorded_digest
+from sharpen.certificate.draws import Draws, DrawTest, sums_of
 from sharpen.certificate.expectation import TRAINED, Expectation, carries_loss, expect
 from sharpen.certificate.images import ImageFiles
 from sharpen.certificate.lineage import Lineage, in_words
 from sharpen.certificate.replay import Memory
 from sharpen.certificate.rules import Rules
+from sharpen.experience.entropies import read_entropy_sums
 from sharpen.experience.evidence import read_delivery, read_step_groups
 from sharpen.experience.reading import (
     TrainedCall,
@@ -27,6 +30,7 @@ from sharpen.experience.reading import (
     read_group_ids,
     read_groups_at,
     read_trained,
+    reading,
 )
 from sharpen.experience.records import EXPERT, Delivery, GroupPlace, LossSpan
 from sharpen.types import Check, Group
@@ -34,11 +38,12 @@ from sharpen.types import Check, Group
 
 @dataclass(slots=True)
 class Recomputation:
-    """The checks of each step, what does not hold, and what could not be compared."""
+    """The checks of each step, what does not hold, what could not be compared, and the tests of the tokens' draws."""
 
     checks: dict[int, tuple[Check, ...]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
+    draws: tuple[DrawTest, ...] = ()
 
 
 def recompute_steps(
@@ -50,7 +55,7 @@ def recompute_steps(
     trained, noted, placed = _trained(journal), read_checks(journal), read_step_groups(journal)
     unstored: list[int] = []
     trimmed: Counter[int] = Counter()
-    memory, images = Memory(), ImageFiles(run_dir)
+    memory, images, draws = Memory(), ImageFiles(run_dir), Draws()
     for record in lineage.steps:
         step, rules = record.step, rules_of(record.step)
         fresh = read_groups_at(journal, lineage.groups[step])
@@ -61,10 +66,8 @@ def recompute_steps(
         replayed = read_groups_at(journal, _replayed(journal, placed.get(step), fresh, trained.get(step, {})))
         trimmed[step] += sum(rollout.trimmed for group in fresh for rollout in group.with_baseline)
         if rules.formula.compares == "states" and _without_states((*fresh, *replayed)):
-            result.problems.append(
-                f"step {step} cannot be checked: its advantages compare the states that messages show, and the text of "
-                "its rollouts was dropped"
-            )
+            compared = "its advantages compare the states that messages show, and the text of its rollouts was dropped"
+            result.problems.append(f"step {step} cannot be checked: {compared}")
             continue
         statuses = {call.group_id: TRAINED for call in trained.get(step, {}).values()}
         delivered = read_delivery(journal, step)
@@ -94,6 +97,12 @@ def recompute_steps(
         result.problems += differences(step, expected, trained.get(step, {}))
         if step not in unstored:
             result.problems += _changed_checks(step, result.checks[step], noted.get(step, ()))
+        with reading(journal) as connection:
+            measured, metrics = read_entropy_sums(connection, step), record.metrics
+        sums = sums_of(fresh, measured, metrics, version=version, places=delivered.places, rules=rules)
+        result.checks[step] += (tested := draws.add(step, sums),)
+        result.problems += _changed_draws(step, tested, noted.get(step, ()))
+    result.draws = draws.tests()
     result.not_compared += _not_compared(+trimmed, unstored)
     return result
 
@@ -199,6 +208,17 @@ def _replayed(
         return []
     last = {id_: key for key, id_ in read_group_ids(journal)}
     return [last[id_] for id_ in others if id_ in last]
+
+
+def _changed_draws(step: int, recomputed: Check, recorded: Sequence[Check]) -> Iterator[str]:
+    """Yield a sentence if another number of tokens was tested online. A sum is broken here alone if it began in an
+    earlier session than the one that made the step."""
+    for check in recorded:
+        if check.name == DRAWS and check.checked != recomputed.checked:
+            yield (
+                f"step {step}: how {recomputed.checked} tokens were drawn can be tested from the records, but "
+                f"{check.checked} were tested then"
+            )
 
 
 def _changed_checks(step: int, recomputed: Sequence[Check], recorded: Sequence[Check]) -> Iterator[str]:

@@ -3,8 +3,8 @@
 In: `CallEntropies` of a step. Out: of a rollout, the entropy of each sampled token of each call, its importance ratio
 and whether it was clipped. Entropies are stored as float16 numbers, two bytes a token; log ratios likewise, but none
 (an empty blob) for a call whose ratios are all 1 in float16, and NULL for one without ratios. Clipped tokens are bits,
-NULL where none was. Older journals do not have the table, or not the columns of the ratios; the certificate does not
-read them.
+NULL where none was. Older journals do not have the table, or not the columns of the ratios. Of a step, the
+exact sums of each call, in a table that the certificate reads.
 
 Shape suffix: S sampled tokens of a call, of which those trained have an entropy.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,10 +43,41 @@ def add_ratio_columns(connection: sqlite3.Connection) -> None:
             connection.execute(f"ALTER TABLE entropies ADD COLUMN {name} BLOB")
 
 
+class EntropySums(NamedTuple):
+    """Of a call's trained tokens: how many they are, and the sums of `CallEntropies`."""
+
+    num_tokens: int
+    entropy: float
+    varentropy: float
+    cumulative: float
+
+
+def entropy_sums(calls: Iterable[CallEntropies]) -> dict[tuple[str, int], EntropySums]:
+    """Return the sums of each call, by rollout id and index."""
+    return {
+        (one.rollout_id, one.call): EntropySums(len(one.places_S), one.entropy, one.varentropy, one.cumulative)
+        for one in calls
+    }
+
+
+def read_entropy_sums(connection: sqlite3.Connection, step: int) -> dict[tuple[str, int], EntropySums]:
+    """Return the sums of a step's calls in an open journal; none for an older journal."""
+    if not has(connection, "entropy_sums"):
+        return {}
+    sql = "SELECT rollout_id, call, num_tokens, entropy, varentropy, cumulative FROM entropy_sums WHERE step = ?"
+    return {(rollout, call): EntropySums(*sums) for rollout, call, *sums in connection.execute(sql, (step,))}
+
+
 def insert_entropies(connection: sqlite3.Connection, step: int, calls: Iterable[CallEntropies]) -> None:
     """Write the entropies and ratios of a step, replacing those of an earlier step with the same number, which an
     interruption undid."""
-    connection.execute("DELETE FROM entropies WHERE step = ?", (step,))
+    calls = tuple(calls)
+    for table in ("entropies", "entropy_sums"):
+        connection.execute(f"DELETE FROM {table} WHERE step = ?", (step,))
+    connection.executemany(
+        "INSERT OR REPLACE INTO entropy_sums VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [(step, *key, *sums) for key, sums in entropy_sums(calls).items() if np.isfinite(sums).all()],
+    )
     connection.executemany(
         "INSERT INTO entropies (step, rollout_id, call, first, places, entropies, log_ratios, clipped)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

@@ -489,7 +489,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, *, lenient: 
     constraints = _read_constraints(connection, row["key"])
     names = _read_names(connection, row["key"])
     routes = _route_rows(connection, row["key"])
-    times = _read_times(connection, row["key"])
+    times, seeded = _read_times(connection, row["key"]), _read_seeded(connection, row["key"])
     rollout_started, traceback = _read_rollout_note(connection, row["key"])
     spans = _read_traces(connection, row["key"])
     shown = _picture_rows(connection, row["key"])
@@ -508,7 +508,9 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, *, lenient: 
         routes_NLK = _read_routes(routes[index], base) if index in routes else None
         started, span = times.get(index), spans.get(index)
         pictures = _read_pictures(*shown[index], base, files) if index in shown else ()
-        call = replace(call, agent=agent, model=model, started=started, span=span, routes_NLK=routes_NLK)
+        call = replace(
+            call, agent=agent, model=model, started=started, span=span, routes_NLK=routes_NLK, seeded=index in seeded
+        )
         calls.append(replace(call, pictures=pictures) if pictures else call)
     return Rollout(
         id=row["id"],
@@ -584,6 +586,13 @@ def _read_times(connection: sqlite3.Connection, rollout_key: int) -> dict[int, f
     if not has(connection, "call_times"):
         return {}
     return dict(connection.execute("SELECT call, started FROM call_times WHERE rollout_key = ?", (rollout_key,)))
+
+
+def _read_seeded(connection: sqlite3.Connection, rollout_key: int) -> set[int]:
+    """Return which calls of a rollout had a seed of their own; none in a journal without this table."""
+    if not has(connection, "call_seeds"):
+        return set()
+    return {call for (call,) in connection.execute("SELECT call FROM call_seeds WHERE rollout_key = ?", (rollout_key,))}
 
 
 def _read_rollout_note(connection: sqlite3.Connection, rollout_key: int) -> tuple[float | None, str | None]:

@@ -85,6 +85,9 @@ CREATE TABLE IF NOT EXISTS call_times (
     rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, started REAL NOT NULL,
     PRIMARY KEY (rollout_key, call)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS call_seeds (
+    rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, PRIMARY KEY (rollout_key, call)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rollout_notes (
     rollout_key INTEGER PRIMARY KEY REFERENCES rollouts (key), started REAL, traceback TEXT
 );
@@ -121,6 +124,10 @@ CREATE TABLE IF NOT EXISTS entropies (
     entropies BLOB NOT NULL, log_ratios BLOB, clipped BLOB
 );
 CREATE INDEX IF NOT EXISTS entropies_step ON entropies (step, rollout_id);
+CREATE TABLE IF NOT EXISTS entropy_sums (
+    step INTEGER NOT NULL, rollout_id TEXT NOT NULL, call INTEGER NOT NULL, num_tokens INTEGER NOT NULL,
+    entropy REAL NOT NULL, varentropy REAL NOT NULL, cumulative REAL NOT NULL, PRIMARY KEY (step, rollout_id, call)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS step_groups (
     step INTEGER NOT NULL, update_number INTEGER NOT NULL, group_id TEXT NOT NULL, group_key INTEGER NOT NULL,
     left_out TEXT, replayed INTEGER NOT NULL
@@ -416,6 +423,8 @@ def insert_call(
         _insert(connection, "call_names", rollout_key=rollout_key, call=call.index, **names)
     if call.started is not None:
         _insert(connection, "call_times", rollout_key=rollout_key, call=call.index, started=call.started)
+    if call.seeded:
+        _insert(connection, "call_seeds", rollout_key=rollout_key, call=call.index)
     if call.span is not None:
         _insert(connection, "call_traces", rollout_key=rollout_key, call=call.index, **dataclasses.asdict(call.span))
     if call.constraint is not None:

@@ -87,6 +87,7 @@ class Entry:
             routes_NLK=generation.routes_NLK,
             span=exchange.span,
             pictures=self.prompt.pictures,
+            seeded=self.request.seed is not None,
         )
 
     def _seconds(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
 
@@ -17,11 +17,13 @@ import numpy as np
 
 from sharpen.certificate.audit import audit
 from sharpen.certificate.delivery import delivery
+from sharpen.certificate.draws import Draws, sums_of
 from sharpen.certificate.rules import Rules
 from sharpen.diagnose.diagnosis import Watch
 from sharpen.execution.place import Serving
 from sharpen.execution.trainers import AnyTrainer
 from sharpen.experience.draw import Batch, draw_batches
+from sharpen.experience.entropies import entropy_sums
 from sharpen.experience.journal import Journal
 from sharpen.experience.records import Delivery
 from sharpen.experience.replay import Replay, ReplayGroup, mixed, probe
@@ -103,6 +105,7 @@ class RolloutSource:
     watch: Watch
     expert: ExpertRows | None = None
     replay: Replay | None = None
+    draws: Draws = field(default_factory=Draws)
 
     def gather(self, progress: Progress) -> StepRollouts:
         """Return the groups of the next batch, whose rollouts may have been started ahead."""
@@ -118,15 +121,18 @@ class RolloutSource:
         compared = self.supply.probe() or (probe(step.fresh, step.version) if step.replayed else ())
         trained = self.trainer.train_step(step.training, step=step.number, probe=compared) if step.training else None
         train_s = time.perf_counter() - began
+        drawn = self._test_draws(step, trained)
         failure: BaseException | None = None
         try:
             if self.replay is not None:
                 self.replay.keep(step.groups, step.batches)
+            stop = self.recipe.config.certificate.on_violation == "stop"
+            record_checks([drawn], step.number, self.journal, self.display, stop=stop, trained=True)
             self.supply.settle(self.trainer)
         except BaseException as error:  # the step has trained, so it is recorded before this is raised
             failure = error
         self.display.doing("")
-        outcome = self._outcome(step, checks, trained, {"train": train_s, **self.supply.take_times()})
+        outcome = self._outcome(step, (*checks, drawn), trained, {"train": train_s, **self.supply.take_times()})
         return outcome if failure is None else replace(outcome, failure=failure)
 
     def serve(self) -> None:
@@ -177,6 +183,16 @@ class RolloutSource:
         checks = (*found, *step.expert_checks)
         record_checks(checks, step.number, self.journal, self.display, stop=config.certificate.on_violation == "stop")
         return checks
+
+    def _test_draws(self, step: _Step, trained: StepMetrics | None) -> Check:
+        """Test whether the tokens of the step, and of all so far, were drawn from the recorded distributions, of which
+        the trainer has measured the entropies."""
+        measured = {} if trained is None else entropy_sums(trained.entropies)
+        metrics = {} if trained is None else {f"trainer/{name}": value for name, value in trained.as_dict().items()}
+        metrics |= {"sync/staleness_max": 0.0} if self.recipe.overlaps else {}
+        rules, places = Rules.of(self.recipe.config), step.delivered.places
+        found = sums_of(step.fresh, measured, metrics, version=step.version, places=places, rules=rules)
+        return self.draws.add(step.number, found)
 
     def _outcome(
         self, step: _Step, checks: tuple[Check, ...], trained: StepMetrics | None, times: Mapping[str, float]

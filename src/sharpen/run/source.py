@@ -64,9 +64,11 @@ class Source(Protocol[G]):
         """Cancel the work in flight."""
 
 
-def record_checks(checks: Sequence[Check], step: int, journal: Journal, display: Display, *, stop: bool) -> None:
-    """Record the certificate's checks of a step that is about to train. For a broken check, raises `CertificateError`
-    if `stop` is set, else displays a warning."""
+def record_checks(
+    checks: Sequence[Check], step: int, journal: Journal, display: Display, *, stop: bool, trained: bool = False
+) -> None:
+    """Record the certificate's checks of a step that is about to train, or has `trained`. For a broken check, raises
+    `CertificateError` if `stop` is set, else displays a warning."""
     journal.add_checks(step, checks)
-    for line in broken_sentences(checks, stop=stop):
+    for line in broken_sentences(checks, stop=stop, trained=trained):
         display.message(f"  ! certificate: {line}")

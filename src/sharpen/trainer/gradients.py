@@ -26,7 +26,7 @@ from sharpen.trainer.packing import pack
 from sharpen.trainer.sharding import shard_like, whole
 from sharpen.trainer.team import Team
 from sharpen.trainer.work import Minibatch
-from sharpen.types import Experience
+from sharpen.types import Experience, RouteArray
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 
@@ -41,7 +41,8 @@ class Gradients:
     """Gradients by the names of parameters; one that got none is missing. `names` are all parameters of the policy that
     train. `weights` are the adapters that the gradients were computed at (none if all weights train: these are those of
     the model's files), `critic_weights` the critic's head. `rounded` is whether products were computed in bfloat16,
-    `has_experts` whether tokens choose experts. All but the first rank return empty arrays."""
+    `has_experts` whether tokens choose experts: `routes` are those chosen, for each sequence (N, L, K). All but the
+    first rank return empty arrays."""
 
     names: frozenset[str]
     policy: Arrays
@@ -50,6 +51,7 @@ class Gradients:
     critic_weights: Arrays = field(default_factory=dict)
     rounded: bool = False
     has_experts: bool = False
+    routes: tuple[RouteArray | None, ...] = ()
 
 
 def compute_gradients(
@@ -72,7 +74,7 @@ def compute_gradients(
     with _stirring([one for _, one in (*adapters, *heads)]):
         _forget(mine, critics)
         if policy.routing is not None:
-            experiences = [_with_own_experts(one, policy) for one in experiences]
+            experiences = [one if one.routes_NLK is not None else _with_experts(one, policy) for one in experiences]
         for work in loss.begin([Minibatch(experiences=experiences)], version=version, step=1, probe=()):
             loss.backward(work, version)
         found = Gradients(
@@ -83,6 +85,7 @@ def compute_gradients(
             critic_weights=_gathered(team, heads),
             rounded=policy.compute_dtype == torch.bfloat16,
             has_experts=policy.routing is not None,
+            routes=tuple(one.routes_NLK for one in experiences),
         )
         _forget(mine, critics)
     return found
@@ -121,7 +124,7 @@ def _stirring(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
                 one.zero_()
 
 
-def _with_own_experts(experience: Experience, policy: TrainedModel) -> Experience:
+def _with_experts(experience: Experience, policy: TrainedModel) -> Experience:
     """Return the sequence with the experts that the policy chooses itself, as if an engine had recorded them."""
     (alone,) = pack([experience], len(experience.ids_T))
     chosen_NLK = policy.routes_of(alone)

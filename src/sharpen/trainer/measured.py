@@ -133,19 +133,23 @@ def token_entropies(works: Iterable[Work]) -> tuple[CallEntropies, ...]:
 
 def _of_calls(part: Part) -> Iterator[CallEntropies]:
     """Yield the entropies and ratios of a pack's calls. A call is never split over packs."""
-    pack, entropies_E, log_ratios_E, clipped_E = part.pack, part.entropies_E, part.log_ratios_E, part.clipped_E
-    if entropies_E is None or not len(entropies_E):
+    pack, moments_3E, log_ratios_E, clipped_E = part.pack, part.moments_3E, part.log_ratios_E, part.clipped_E
+    if moments_3E is None or not moments_3E.shape[1]:
         return
     assert log_ratios_E is not None, "the update that gave entropies gave log ratios"
     assert clipped_E is not None, "the update that gave entropies said what it clipped"
     numbers_E = pack.call_numbers_E
     order = np.argsort(numbers_E, kind="stable")  # the tokens of a call stay in their order
     for entries_S in np.split(order, np.flatnonzero(np.diff(numbers_E[order])) + 1):
+        entropy, varentropy, cumulative = moments_3E[:, entries_S].sum(axis=1, dtype=np.float64).tolist()
         yield CallEntropies(
             rollout_id=pack.rollout_ids[pack.rollouts_E[entries_S[0]]],
             call=int(pack.calls_E[entries_S[0]]),
             places_S=pack.tokens_E[entries_S].astype(np.int32),
-            entropies_S=entropies_E[entries_S],
+            entropies_S=moments_3E[0, entries_S].astype(np.float16),
+            entropy=entropy,
+            varentropy=varentropy,
+            cumulative=cumulative,
             log_ratios_S=log_ratios_E[entries_S],
             clipped_S=clipped_E[entries_S],
         )

@@ -276,8 +276,10 @@ class TrainedModel:
         return PackScores(
             logprobs_E=scores[0],
             entropy_E=scores[1],
-            divergence_E=scores[2] if compared is not None else None,
-            statistic_E=scores[2] if statistic is not None else None,
+            varentropy_E=scores[2],
+            cumulative_E=scores[3],
+            divergence_E=scores[4] if compared is not None else None,
+            statistic_E=scores[4] if statistic is not None else None,
         )
 
     @contextmanager

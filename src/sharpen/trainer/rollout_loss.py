@@ -39,7 +39,7 @@ from sharpen.trainer.teacher import Teacher
 from sharpen.trainer.team import IDLE, Team, backward_idle
 from sharpen.trainer.token_mask import mask_tokens
 from sharpen.trainer.work import Part, TrainingBatch, Work
-from sharpen.types import BoolArray, Experience, HalfArray
+from sharpen.types import BoolArray, Experience, FloatArray, HalfArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class _PackScores:
     """The results of a pack's backward pass, on the CPU."""
 
     logprobs_E: torch.Tensor
-    entropies_E: HalfArray
+    moments_3E: FloatArray
     log_ratios_E: HalfArray
     clipped_E: BoolArray
     sums: ObjectiveSums
@@ -117,8 +117,8 @@ class RolloutLoss(Loss):
         scores = self._team.map(parts, lambda part: self._backward(part, policy_weight), self._backward_idle)
         for part, score in zip(work.parts, scores, strict=True):
             gap.add(part.pack, score.logprobs_E)
-            if part.entropies_E is None:
-                part.entropies_E = score.entropies_E
+            if part.moments_3E is None:
+                part.moments_3E = score.moments_3E
             part.log_ratios_E, part.clipped_E = score.log_ratios_E, score.clipped_E
             if self.algorithm.behaviour != "none" and part.proximal_E is None:
                 part.proximal_E = score.logprobs_E
@@ -278,7 +278,7 @@ class RolloutLoss(Loss):
         entropy_E = scores.entropy_E.detach()
         return _PackScores(
             logprobs_E=now_E.detach().cpu(),
-            entropies_E=entropy_E.to(torch.float16).cpu().numpy(),
+            moments_3E=torch.stack([entropy_E, scores.varentropy_E, scores.cumulative_E]).float().cpu().numpy(),
             log_ratios_E=_log_ratios(pack, tokens.log_ratios_E),
             clipped_E=part.left_out_with(tokens.clipped_E.cpu().numpy()),
             sums=sums.cpu(),

@@ -1,8 +1,8 @@
 """Scores a pack's loss entries from hidden states, a chunk of rows at a time.
 
-In: hidden states at a pack's rows, output embeddings. Out: logprob and entropy of each entry, and its divergence from
-another model or a statistic of its distribution. Logits are the largest tensors of training, so their number is
-limited: beyond the limit they are computed in chunks, and again in the backward pass.
+In: hidden states at a pack's rows, output embeddings. Out: logprob, entropy and other moments of each entry, and its
+divergence from another model or a statistic of its distribution. Logits are the largest tensors of training, so their
+number is limited: beyond the limit they are computed in chunks, and again in the backward pass.
 
 Shape suffixes: E loss entries, R rows (distinct hidden state, temperature and mask), V vocabulary, C hidden size.
 """
@@ -23,6 +23,8 @@ from sharpen.trainer.output import OutputLayer
 from sharpen.trainer.packing import IndexArray, Pack
 from sharpen.types import FloatArray
 
+_BLOCK = 64
+"""How many ids are summed at once for a cumulative probability."""
 MAX_LOGITS = 1 << 25
 """Number of logits (rows x vocabulary) held at a time on a CPU; see `max_logits_on`."""
 
@@ -33,11 +35,15 @@ RowStatistic = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackScores:
-    """A model's scores of a pack's loss entries (shape E, in nats). `divergence_E` is the divergence from another
+    """A model's scores of a pack's loss entries (shape E, in nats). `varentropy_E` is the variance of -logprob in each
+    entry's distribution (nats squared), `cumulative_E` the probability of smaller ids than its own and half that one's;
+    neither has a gradient. `divergence_E` is the divergence from another
     model, `statistic_E` a statistic of each entry's distribution; each is None unless requested."""
 
     logprobs_E: torch.Tensor
     entropy_E: torch.Tensor
+    varentropy_E: torch.Tensor
+    cumulative_E: torch.Tensor
     divergence_E: torch.Tensor | None = None
     statistic_E: torch.Tensor | None = None
 
@@ -76,9 +82,9 @@ def score_rows(
     max_logits: int,
     masks: RowMasks | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Return logprob, entropy, and divergence or statistic of each entry, all among the tokens that `masks` allow.
-    Entries are sorted by row, so that a chunk of rows (at most `max_logits` logits) covers a range of entries; results
-    are in the original order."""
+    """Return logprob, entropy, varentropy, cumulative probability, and divergence or statistic of each entry, all among
+    the tokens that `masks` allow. Entries are sorted by row, so that a chunk of rows (at most `max_logits` logits)
+    covers a range of entries; results are in the original order."""
     device = hidden_RC.device
     order_E = np.argsort(row_E, kind="stable")
     sorted_row_E = row_E[order_E]
@@ -116,8 +122,8 @@ def _score_chunk(
     statistic: RowStatistic | None,
     masks: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> tuple[torch.Tensor, ...]:
-    """Return logprob and entropy of each entry, and its statistic or its divergence from `compared`, if given. `masks`
-    are those of `RowMasks.chunk`."""
+    """Return logprob, entropy, varentropy and cumulative probability of each entry, and its statistic or its divergence
+    from `compared`, if given. `masks` are those of `RowMasks.chunk`."""
     logits_RV = head.logits(hidden_RC)
     exact = torch.promote_types(logits_RV.dtype, torch.float32)
 
@@ -128,19 +134,47 @@ def _score_chunk(
 
     scaled_RV = tempered(logits_RV.to(exact))
     logprobs_RV = scaled_RV.log_softmax(dim=-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+    entropy_R, varentropy_R, below_E = _moments(logprobs_RV.detach(), row_E, targets_E)
+    if entropy_gradient and torch.is_grad_enabled():
         entropy_R = -(logprobs_RV.exp() * logprobs_RV).sum(dim=-1)
+    found = logprobs_RV[row_E, targets_E], entropy_R[row_E], varentropy_R[row_E], below_E
     if statistic is not None:
         assert compared is None
-        return logprobs_RV[row_E, targets_E], entropy_R[row_E], statistic(logprobs_RV)[row_E]
+        return *found, statistic(logprobs_RV)[row_E]
     if compared is None:
-        return logprobs_RV[row_E, targets_E], entropy_R[row_E]
+        return found
     with torch.no_grad():
         other_RV = tempered(compared.head.logits(compared.hidden_RC).to(exact))
     common = min(scaled_RV.shape[1], other_RV.shape[1])  # rows beyond the shorter one are padding
     mine_RV = logprobs_RV if scaled_RV.shape[1] == common else scaled_RV[:, :common].log_softmax(dim=-1)
     divergence_R = compared.divergence(mine_RV, other_RV[:, :common].log_softmax(dim=-1))
-    return logprobs_RV[row_E, targets_E], entropy_R[row_E], divergence_R[row_E]
+    return *found, divergence_R[row_E]
+
+
+def _moments(
+    logprobs_RV: torch.Tensor, row_E: torch.Tensor, targets_E: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return mean and variance of -logprob in each row's distribution, and the probability of smaller ids than each
+    entry's, with half its own."""
+    probs_RV = logprobs_RV.exp()
+    product_RV = probs_RV * logprobs_RV
+    entropy_R = -product_RV.sum(dim=-1)
+    square_R = product_RV.mul_(logprobs_RV).sum(dim=-1)
+    return entropy_R, (square_R - entropy_R.square()).clamp_(min=0.0), _cumulative(probs_RV, row_E, targets_E)
+
+
+def _cumulative(probs_RV: torch.Tensor, row_E: torch.Tensor, targets_E: torch.Tensor) -> torch.Tensor:
+    """Return the probability of smaller ids than each entry's, with half its own: of whole blocks of ids, and of those
+    in its own block (B)."""
+    num_rows, vocab_size = probs_RV.shape
+    num_blocks = vocab_size // _BLOCK
+    blocks_R = probs_RV[:, : num_blocks * _BLOCK].reshape(num_rows, num_blocks, _BLOCK).sum(dim=-1)
+    before_R = torch.nn.functional.pad(blocks_R.cumsum(dim=-1), (1, 0))
+    first_E = targets_E - targets_E % _BLOCK
+    ids_EB = first_E[:, None] + torch.arange(_BLOCK, device=probs_RV.device)
+    own_EB = probs_RV[row_E[:, None], ids_EB.clamp(max=vocab_size - 1)]
+    weights_EB = (ids_EB < targets_E[:, None]).to(own_EB.dtype) + (ids_EB == targets_E[:, None]).to(own_EB.dtype) / 2.0
+    return before_R[row_E, first_E // _BLOCK] + (own_EB * weights_EB).sum(dim=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sharpen.certificate.checks import MEANING, MEANING_OF_ROWS
+from sharpen.certificate.checks import MEANING, MEANING_OF_DRAWS, MEANING_OF_ROWS
 from sharpen.certificate.lineage import in_words
 from sharpen.monitor import spent
 from sharpen.monitor.intervals import ratio
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sharpen.diagnose.finding import Finding
 
 MODES = ("sampled", "greedy")
-_MEANINGS = {**MEANING, **MEANING_OF_ROWS}
+_MEANINGS = {**MEANING, **MEANING_OF_DRAWS, **MEANING_OF_ROWS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,7 @@ class Soundness:
     checks: tuple[CheckRow, ...]
     problems: tuple[str, ...]
     not_recomputed: tuple[str, ...]
+    untested: tuple[str, ...]
     updates: str
     outcomes: tuple[Count, ...]
     excluded: tuple[Count, ...]
@@ -301,6 +302,7 @@ def _soundness(files: RunFiles) -> Soundness:
         checks=tuple(_checks(found.get("checks"))),
         problems=_texts(found.get("problems")),
         not_recomputed=_texts(found.get("not_recomputed")),
+        untested=_texts(found.get("untested")),
         updates=updates_sentence(found),
         outcomes=counts(outcomes),
         excluded=counts({name: count for name, count in outcomes.items() if name != "ok"}),
