@@ -10,8 +10,8 @@ from faulty_update import FaultyUpdate, make_run
 from picture_toys import draw, make_seeing_checkpoint
 
 from sharpen import WorkflowOutput
+from sharpen.certificate.plain_model import PlainModel, PlainSequence
 from sharpen.certificate.plain_pictures import Pictures
-from sharpen.certificate.plain_update import PlainModel, PlainSequence
 from sharpen.certificate.retrain import retrain
 from sharpen.errors import ModelError
 from sharpen.types import PictureSpan

@@ -27,8 +27,9 @@ from sharpen.certificate.likeness import Gap, compare_gradients, in_words
 from sharpen.certificate.loss_rules import LossRules
 from sharpen.certificate.plain_adamw import Rates, State
 from sharpen.certificate.plain_losses import POLICY_LOSSES
+from sharpen.certificate.plain_model import PlainModel, PlainSequence
 from sharpen.certificate.plain_steps import episodes, row_loss, without_gradient
-from sharpen.certificate.plain_update import PlainModel, PlainSequence, PlainStep, make_steps
+from sharpen.certificate.plain_update import PlainStep, make_steps
 from sharpen.certificate.probe_batch import (
     LONGEST,
     SHORTEST,

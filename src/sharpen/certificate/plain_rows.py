@@ -16,8 +16,9 @@ import torch
 
 from sharpen.certificate.certify import Settings
 from sharpen.certificate.plain_adamw import Rates
+from sharpen.certificate.plain_model import PlainSequence
 from sharpen.certificate.plain_steps import row_loss, unrepeatable
-from sharpen.certificate.plain_update import PlainSequence, PlainStep
+from sharpen.certificate.plain_update import PlainStep
 from sharpen.certificate.rows import read_lessons
 from sharpen.config.run import RunConfig
 from sharpen.supervised.lessons import Lesson

@@ -18,7 +18,8 @@ from sharpen.certificate.lineage import Lineage
 from sharpen.certificate.loss_rules import LossRules
 from sharpen.certificate.plain_adamw import Rates
 from sharpen.certificate.plain_credit import Episodes
-from sharpen.certificate.plain_update import PairLoss, PlainSequence, PlainStep
+from sharpen.certificate.plain_model import PlainSequence
+from sharpen.certificate.plain_update import PairLoss, PlainStep
 from sharpen.certificate.rules import Rules
 from sharpen.config.run import RunConfig
 from sharpen.experience.evidence import read_delivery, read_step_groups

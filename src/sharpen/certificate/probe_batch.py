@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sharpen.certificate.plain_update import PlainSequence
+from sharpen.certificate.plain_model import PlainSequence
 from sharpen.types import Experience, RouteArray
 
 Ids = npt.NDArray[np.int64]

@@ -22,8 +22,9 @@ from sharpen.certificate.likeness import TWINS, Likeness, compare, in_words
 from sharpen.certificate.lineage import in_words as steps_in_words
 from sharpen.certificate.lineage import read_lineage
 from sharpen.certificate.plain_adamw import Rates, State, moved_by
+from sharpen.certificate.plain_model import HEAD, PlainModel
 from sharpen.certificate.plain_steps import RolloutSteps
-from sharpen.certificate.plain_update import HEAD, PlainModel, PlainStep, make_steps
+from sharpen.certificate.plain_update import PlainStep, make_steps
 from sharpen.certificate.saved_state import (
     SavedState,
     num_weights,
