@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,9 @@ def test_pages_say_which_updates_were_made_once_more() -> None:
         {"repeated": [{"first": 0, "last": 1e9}]},
     ):
         assert updates_sentence(damaged).startswith("The optimizer's update itself is not")
+
+
+def test_the_page_of_faults_is_the_tables_of_the_tests() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "make_faults.py"))["page"]()
+    assert (ROOT / "docs" / "understand" / "faults.md").read_text() == page, "run: python docs/make_faults.py"
+    assert page.count("\n| ") > 130

@@ -262,7 +262,7 @@ def rollouts_bench(folder: Path, model: Path, dataset: Path, algorithm: str, **m
         loop.trainer.save(folder / "untrained", {})
         start, orders = loop.progress.order, []
         while loop.progress.step < STEPS:
-            loop._run_step(0.0)
+            loop.run_step()
             orders.append(loop.progress.order)
         loop.journal.flush()
         groups = list(read_groups(site.directory.journal))

@@ -1,6 +1,7 @@
 """Steps of a real run, made once more by the real process beside it."""
 
 import json
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -11,7 +12,7 @@ from sharpen.certificate.beside import RepeatedBeside
 from sharpen.certificate.certificate import recorded_certificate, write_certificate
 from sharpen.config.load import resolve
 from sharpen.errors import CertificateError
-from sharpen.run.assembly import open_loop
+from sharpen.run.assembly import gradients_at_the_end, open_loop
 from sharpen.run.repeats import Repeats, Size
 
 
@@ -23,8 +24,8 @@ async def letters(task, model):
     return WorkflowOutput(reward=(reply.choices[0].message.content or "").count("e") / 8)
 
 
-def never_drops(optimizer, *_):
-    """Turn the gradient of one layer around, before the update."""
+def turned_around(optimizer, *_):
+    """Turn the gradients of matrices around, before the update."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None and parameter.dim() == 2:
@@ -32,7 +33,7 @@ def never_drops(optimizer, *_):
 
 
 @contextmanager
-def a_run(folder, model, dataset, *, steps=2, adapters=False):
+def a_run(folder, model, dataset, *, steps=2, adapters=False, free=2, clock=time.perf_counter):
     """A run that waits for each step that is made once more."""
     settings = {
         "checkpoint_root_dir": str(folder),
@@ -49,13 +50,15 @@ def a_run(folder, model, dataset, *, steps=2, adapters=False):
             loop.trainer,
             loop.journal,
             site.directory.path,
-            Size(num_weights=1, needed=1, free=2),
+            Size(num_weights=1, needed=1, free=free),
             checkpoint=site.directory.checkpoint,
             total_steps=steps,
             time_limit_s=None,
             stop=True,
             say=site.display.message,
+            probe=lambda: gradients_at_the_end(site, loop.trainer),
             share=1_000.0,
+            clock=clock,
         )
         yield loop, site.directory.path
 
@@ -75,7 +78,7 @@ def test_a_right_step_is_in_the_certificate_and_nothing_is_left_behind(tmp_path,
 
 
 def test_a_wrong_step_ends_the_run_and_breaks_the_certificate(tmp_path, toy_model_dir, toy_dataset):
-    hook = register_optimizer_step_pre_hook(never_drops)
+    hook = register_optimizer_step_pre_hook(turned_around)
     try:
         with (
             a_run(tmp_path, toy_model_dir, toy_dataset, steps=1) as (loop, run_dir),
@@ -87,6 +90,21 @@ def test_a_wrong_step_ends_the_run_and_breaks_the_certificate(tmp_path, toy_mode
     found = recorded_certificate(run_dir)
     assert not found.holds
     assert "furthest: model." in found.problems[-1]
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_where_memory_is_short_gradients_at_the_last_weights_are_compared(
+    tmp_path, toy_model_dir, toy_dataset, adapters
+):
+    """Red for all weights when the model before training is compared with."""
+    with a_run(tmp_path, toy_model_dir, toy_dataset, adapters=adapters, free=0, clock=hours) as (loop, run_dir):
+        loop.run()
+    (reason,) = recorded_certificate(run_dir).not_repeated
+    assert "0.0 GiB were free. Gradients at the last weights: those of a plain loop in all tensors" in reason
+
+
+def hours():
+    return 10_000 * time.perf_counter()
 
 
 def test_a_process_that_fails_says_why_and_one_that_is_not_wanted_ends(tmp_path):

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from sharpen.certificate.certificate import RepeatedSteps, Retrained
+from sharpen.certificate.gradient_probe import GradientProbe
+from sharpen.certificate.likeness import Gap
 from sharpen.errors import CertificateError, CheckpointError
 from sharpen.run.repeats import SHARE, Repeats, Size
 
@@ -99,6 +101,7 @@ class Run:
         self.clock, self.trainer, self.journal = Clock(), Trainer(), Journal()
         self.jobs, self.lines, self.steps, self.step_s = [], [], steps, step_s
         self.evaluation_s, self.untrained, self.done, self.folder = evaluation_s, set(), done, folder
+        self.gradients = GradientProbe(not_probed="nothing was compared")
         checkpoint = folder / f"global_step_{done}" if done else None
         if checkpoint is not None:
             checkpoint.mkdir()
@@ -119,6 +122,7 @@ class Run:
             time_limit_s=None,
             stop=True,
             say=self.lines.append,
+            probe=lambda: self.gradients,
             start=start,
             clock=self.clock,
         )
@@ -228,12 +232,34 @@ def test_too_little_memory_is_said_and_nothing_is_kept(tmp_path, size, why):
     assert [why in reason for reason in run.journal.reasons] == [True]
 
 
+LARGE = Size(num_weights=10**9, needed=10**11, free=10**10)
+
+
+def test_of_a_model_that_is_too_large_the_gradients_of_some_blocks_are_compared_at_the_last_weights(tmp_path):
+    run = Run(tmp_path, size=LARGE, steps=80)
+    run.gradients = GradientProbe(gaps=(Gap(name="layer", distance=1.0, bound=4.0),), compared=0.1, num_tokens=99)
+    run.train()
+    (reason,) = run.journal.reasons
+    assert "93.1 GiB of memory" in reason
+    assert "those of a plain loop in 10% of the tensors" in reason
+    short = Run(tmp_path, size=LARGE, steps=8)
+    assert "radients" not in short.train().journal.reasons[0]
+
+
+def test_wrong_gradients_at_the_last_weights_end_the_run(tmp_path):
+    run = Run(tmp_path, size=LARGE, steps=80)
+    run.gradients = GradientProbe(gaps=(Gap(name="layer.7", distance=9.0, bound=4.0),), compared=0.1, num_tokens=99)
+    with pytest.raises(CertificateError, match=r"step 80: gradients at its weights: .*layer\.7"):
+        run.train()
+    assert run.journal.found[0][1].problems
+
+
 def test_a_full_disk_does_not_end_the_run(tmp_path):
     run = Run(tmp_path)
     run.trainer.full = True
     run.train()
     assert run.jobs == []
-    assert [reason.endswith("(no space left on the device)") for reason in run.journal.reasons] == [True]
+    assert ["(no space left on the device)" in reason for reason in run.journal.reasons] == [True]
 
 
 def test_what_a_killed_session_kept_is_removed(tmp_path):

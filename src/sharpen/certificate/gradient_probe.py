@@ -139,10 +139,16 @@ class GradientProbe:
 
 
 def probe_gradients(
-    config: RunConfig, folder: Path, trainer: ProbedTrainer, *, free: int | None = None
+    config: RunConfig,
+    folder: Path,
+    trainer: ProbedTrainer,
+    *,
+    reference: Path | None = None,
+    free: int | None = None,
 ) -> GradientProbe:
-    """Compare the trainer's gradient with the plain loop's. `folder` has the weights that the trainer begins with;
-    `free` is the memory that the probe may take, in bytes (None: what is free)."""
+    """Compare the trainer's gradient with the plain loop's. `folder` has the weights that the trainer now has, and
+    `reference` those before training, if they are others; `free` is the memory that the probe may take, in bytes (None:
+    what is free)."""
     began = time.perf_counter()
     quiet_transformers()
     free = available_bytes() if free is None else free
@@ -150,7 +156,7 @@ def probe_gradients(
         return GradientProbe(not_probed=reason)
     with torch.random.fork_rng(devices=[]):
         try:
-            plain = _Plain(config, folder, trainer, free)
+            plain = _Plain(config, folder, trainer, free, reference)
             rounded = plain.gradients(exact=False)
             exact = plain.gradients(exact=True)
         except ModelError as error:
@@ -200,10 +206,12 @@ def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, 
 class _Plain:
     """The plain loop's side of a probe: the batch, and its gradients."""
 
-    def __init__(self, config: RunConfig, folder: Path, trainer: ProbedTrainer, free: int) -> None:
+    def __init__(
+        self, config: RunConfig, folder: Path, trainer: ProbedTrainer, free: int, reference: Path | None
+    ) -> None:
         """Raises `ModelError` for a model whose names are others in the trainer, or whose gradients do not fit."""
         at = self._at = trainer.gradients([], ())
-        self._config, self._folder = config, folder
+        self._config, self._folder, self._before = config, folder, reference
         lora = config.trainer.lora
         self._scale = None if lora is None else lora.alpha / lora.rank
         self._rows = learns_from_rows(config)
@@ -261,8 +269,15 @@ class _Plain:
         assert model is not None
         self._rounded = None  # one of them is in memory at a time
         before = self._state(model)
-        after = make_steps(model, before, [self._step()], {})
+        after = make_steps(model, before, [self._step()], self._reference(model.dtype))
         return {"": _first_moments(after), CRITIC: {} if after.critic is None else _first_moments(after.critic)}
+
+    def _reference(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """The weights before training, if they are not the model's."""
+        if self._before is None:
+            return {}
+        model = PlainModel(self._before, rounded=False, dtype=dtype, adapter_scale=None)
+        return dict(model.module.named_parameters())
 
     def _step(self) -> PlainStep:
         config = self._config

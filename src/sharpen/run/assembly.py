@@ -46,6 +46,7 @@ from sharpen.tasks.selection import make_order
 from sharpen.types import Experience
 
 if TYPE_CHECKING:
+    from sharpen.certificate.gradient_probe import GradientProbe
     from sharpen.experience.journal import Journal
     from sharpen.run.directory import RunDirectory
     from sharpen.run.evaluation import Evaluator
@@ -293,7 +294,22 @@ def _repeats(site: Site, trainer: AnyTrainer, journal: Journal) -> Repeats | Non
         time_limit_s=config.time_limit_s,
         stop=config.certificate.on_violation == "stop",
         say=site.display.message,
+        probe=lambda: gradients_at_the_end(site, trainer),
     )
+
+
+def gradients_at_the_end(site: Site, trainer: AnyTrainer) -> GradientProbe:
+    """Compare the trainer's gradients at its last weights, which are those of the latest checkpoint; adapters have the
+    model's files beside them."""
+    from sharpen.certificate.gradient_probe import GradientProbe, probe_gradients
+    from sharpen.trainer.checkpoint import pointed
+
+    config, before = site.job.config, site.job.folder
+    if config.trainer.lora is not None:
+        return probe_gradients(config, before, trainer)
+    if trainer.gradients([], ()).rounded:
+        return GradientProbe(not_probed="in bfloat16 the last weights are in no model's files as they are")
+    return probe_gradients(config, pointed(site.directory.path, "latest") or before, trainer, reference=before)
 
 
 def _read_data(job: TrainingJob) -> RunData:

@@ -82,7 +82,7 @@ class Loop:
                 self.repeats.evaluation_s = evaluation_s
             more = self.progress.step < self.total_steps
             while more:
-                self._run_step(evaluation_s)
+                self.run_step(evaluation_s)
                 self._save_and_evaluate()
                 more = self.progress.step < self.total_steps and not limit.is_up(self.progress.step)
             self.source.close()
@@ -100,7 +100,9 @@ class Loop:
             raise outcome.failure
         return outcome
 
-    def _run_step(self, evaluation_s: float) -> None:
+    def run_step(self, evaluation_s: float = 0.0) -> None:
+        """Gather a batch, train on it and record the step. `evaluation_s` is what an evaluation before took, which is
+        no part of the time until the first step."""
         if self.repeats is not None:
             self.repeats.before(self.progress.step + 1)
         began = time.perf_counter()

@@ -4,6 +4,7 @@ In: the trainer before and after a step. Out: records in the journal, and `Certi
 are not those that its updates make. Another process does it (`certificate.beside`), of one step at a time: the first
 of each session that trains something, one in so many that the process takes at most `SHARE` of the time, and the last
 one that can still be done when the run ends. The run waits for that one as long as `SHARE` of its time, no longer.
+Where no step can be made once more, the gradient of a few sequences at the last weights is compared in its place.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ SHARE = 0.05
 """How much of the run's time the process may take, and the run may wait for it."""
 
 _FOLDER = ".repeat"
+_LONG_S = 60.0
+"""A run of less time is not made longer by comparing gradients at its end."""
 _START_S = 8.0
 """What the process takes until it computes."""
 _FLOPS = 4e10
@@ -72,6 +75,18 @@ class Job(Protocol):
         """End it now."""
 
 
+class Gradients(Protocol):
+    """A comparison of gradients: `certificate.gradient_probe.GradientProbe`."""
+
+    @property
+    def line(self) -> str:
+        """What was found."""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong; empty if nothing is."""
+
+
 Start = Callable[[Path, int, "Path | None", Path], Job]
 
 
@@ -100,14 +115,16 @@ class Repeats:
         time_limit_s: float | None,
         stop: bool,
         say: Callable[[str], None],
+        probe: Callable[[], Gradients] | None = None,
         share: float = SHARE,
         start: Start = RepeatedBeside,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`checkpoint` is the one that this session continues from; `stop` is whether a wrong step ends the run."""
+        """`checkpoint` is the one that this session continues from; `stop` is whether a wrong step ends the run;
+        `probe` compares the trainer's gradients at its present weights."""
         self._trainer, self._journal, self._run_dir, self._size = trainer, journal, run_dir, size
         self._checkpoint, self._total_steps, self._stop, self._say = checkpoint, total_steps, stop, say
-        self._limit_s, self._share = time_limit_s, share
+        self._limit_s, self._share, self._probe = time_limit_s, share, probe
         self._start, self._clock, self._began = start, clock, clock()
         self._folder = run_dir / _FOLDER
         self._job: Job | None = None
@@ -162,7 +179,7 @@ class Repeats:
                 self._leave_out(step, f"that was not done when the run ended, after {took:.0f} s")
         self._look()
         if self._why:
-            self._leave_out(self._total_steps, self._why)
+            self._compare_gradients()
 
     def close(self) -> None:
         """End what is under way, and remove what was kept."""
@@ -216,6 +233,10 @@ class Repeats:
         for sentence in found.not_repeated:
             self._given_up = True
             self._say(f"not made once more: {sentence}")
+        self._stop_if_wrong(found)
+
+    def _stop_if_wrong(self, found: Retrained) -> None:
+        """Say what is wrong. Raises `CertificateError` with it, if that is to end the run."""
         if found.problems and self._stop:
             self._journal.flush()
             raise CertificateError(
@@ -225,9 +246,21 @@ class Repeats:
         for sentence in found.problems:
             self._say(f"  ! certificate: {sentence}")
 
-    def _leave_out(self, step: int, reason: str) -> None:
+    def _compare_gradients(self) -> None:
+        """In place of steps that cannot be made once more."""
+        if self._probe is None or self._clock() - self._began < _LONG_S:
+            self._leave_out(self._total_steps, self._why)
+            return
+        found = self._probe()
+        self._leave_out(self._total_steps, f"{self._why}. Gradients at the last weights: {found.line}", found.problem)
+
+    def _leave_out(self, step: int, reason: str, problem: str = "") -> None:
+        """Record why a step was not made once more, and what is wrong all the same."""
         self._end()
-        self._journal.add_repeated(step, asdict(Retrained(not_repeated=(f"the updates of steps {step}: {reason}",))))
+        problems = (f"step {step}: gradients at its weights: {problem}",) if problem else ()
+        found = Retrained(not_repeated=(f"the updates of steps {step}: {reason}",), problems=problems)
+        self._journal.add_repeated(step, asdict(found))
+        self._stop_if_wrong(found)
 
     def _end(self) -> None:
         if self._job is not None:

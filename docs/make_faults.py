@@ -1,0 +1,93 @@
+"""Writes understand/faults.md from the faults that tests plant: `python docs/make_faults.py`.
+
+In: the tables of faults of `tests/certificate`. Out: the page, a row for each fault.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).with_name("understand") / "faults.md"
+ROOT = Path(__file__).parents[1]
+INTRODUCTION = """\
+# Faults, planted
+
+<!-- Written by docs/make_faults.py from tests/certificate; a test compares the two. -->
+
+Each of these faults was put into a run that is right without it, one after the other; each is found, by what the second
+column names. The tests do so again with every change. What the names mean: [the certificate](certificate.md).
+
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = [_batches(), _gradients(), _updates()]
+    rows = sum(len(rows) for _, _, rows in parts)
+    text = f"{INTRODUCTION}{rows} faults in {len(parts)} places.\n"
+    for title, words, rows in parts:
+        text += f"\n## {title}\n\n{words}\n\n| fault | found by |\n|---|---|\n"
+        text += "".join(f"| {fault} | {found} |\n" for fault, found in rows)
+    return text
+
+
+Part = tuple[str, str, list[tuple[str, str]]]
+
+
+def _batches() -> Part:
+    words = (
+        "In what the trainer is about to receive: found before the update of the step in which it stands, and again "
+        "afterwards from the records, by the same check (`tests/certificate/test_planted_faults.py`)."
+    )
+    faults = _table("test_planted_faults")
+    return "Batches", words, [(name, ", ".join(f"`{one}`" for one in fault.found)) for name, fault in faults.items()]
+
+
+def _gradients() -> Part:
+    words = (
+        "In the trainer's passes: found before the first step, by comparing the gradient of a small batch with a plain "
+        "loop's, parameter by parameter (`tests/certificate/test_gradient_probe.py`)."
+    )
+    rows = []
+    for name, (settings, _, where) in _table("test_gradient_probe").items():
+        named = "every parameter" if where == "model." else f"`{where.rstrip('.')}`"
+        rows.append((name + _with(settings), f"the gradient probe, which names {named}"))
+    return "Gradients", words, rows
+
+
+def _updates() -> Part:
+    words = (
+        "In what the trainer makes of a right batch: found in the step in which it stands (the second of two), when "
+        "its updates are made once more. No other check sees one of them "
+        "(`tests/certificate/test_retrain_faults.py`)."
+    )
+    rows = []
+    for name, ((algorithm, settings), _) in _table("test_retrain_faults").items():
+        kind = {} if algorithm == "grpo" else {"algorithm": algorithm}
+        rows.append((name + _with(kind | settings), "the updates, made once more"))
+    return "Updates", words, rows
+
+
+def _with(settings: dict[str, Any]) -> str:
+    named = ", ".join(f"`{key}: {value}`" for key, value in settings.items())
+    return f" ({named})" if named else ""
+
+
+def _table(module: str) -> dict[str, Any]:
+    return dict(importlib.import_module(module).FAULTS)
+
+
+def _find_tests() -> None:
+    """Let tests be imported, as pytest lets them import each other."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    sys.path += [str(ROOT / folder) for folder in ("tests/certificate", *settings["pythonpath"])]
+
+
+if __name__ == "__main__":
+    _find_tests()
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")
