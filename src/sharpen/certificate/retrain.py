@@ -23,6 +23,7 @@ from sharpen.certificate.lineage import in_words as steps_in_words
 from sharpen.certificate.lineage import read_lineage
 from sharpen.certificate.plain_adamw import Rates, State, moved_by
 from sharpen.certificate.plain_model import HEAD, PlainModel
+from sharpen.certificate.plain_quantized import FourBits
 from sharpen.certificate.plain_steps import RolloutSteps
 from sharpen.certificate.plain_update import PlainStep, make_steps
 from sharpen.certificate.saved_state import (
@@ -124,8 +125,10 @@ class _Records:
         known = {record.step for record in self.lineage.steps}
         found = (int(path.name.rpartition("_")[2]) for path in run_dir.glob("global_step_*") if path.is_dir())
         self._saved = sorted({step for step in found if step in known})
-        self._adapts = config.trainer.lora is not None
-        if learns_from_rows(config):
+        lora = config.trainer.lora
+        self._adapts, self._in_4_bits = lora is not None, lora is not None and lora.base == "nf4"
+        self._of_rows = learns_from_rows(config)
+        if self._of_rows:
             from sharpen.certificate.plain_rows import RowSteps
 
             self._steps: RolloutSteps | RowSteps = RowSteps(run_dir, self._settings)
@@ -182,8 +185,7 @@ class _Records:
 
     def _compared(self, begin: Path | None, end: Path, steps: Sequence[PlainStep]) -> Likeness:
         after = read_state(end)
-        high = self._model(rounded=False, dtype=torch.float32 if after.rounded else torch.float64, scale=_scale(after))
-        low = self._model(rounded=after.rounded, dtype=torch.float32, scale=_scale(after))
+        high, low = self._model(after, exact=True), self._model(after, exact=False)
         start = _start(low, after)
         before = self._before(begin, start)
         if after.state.kl_coef is not None and before.kl_coef is None:
@@ -210,10 +212,22 @@ class _Records:
             return read_state(folder).state
         return replace(start, weights=read_adapters_at_start(self._run_dir)) if self._adapts else start
 
+    def _model(self, after: SavedState, *, exact: bool) -> PlainModel:
+        """The loop's model in the precision of a checkpoint, or in a higher one."""
+        four_bits = None
+        if self._in_4_bits:
+            served = after.rounded and not self._of_rows  # the engine loads its weights in bfloat16
+            four_bits = FourBits(before=torch.bfloat16 if served else torch.float32, other=not exact)
+        higher = torch.float32 if after.rounded else torch.float64
+        dtype = higher if exact else torch.float32
+        return self._load(rounded=after.rounded and not exact, dtype=dtype, scale=_scale(after), four_bits=four_bits)
+
     @functools.cache  # noqa: B019 (lives as long as the call of `retrain`)
-    def _model(self, *, rounded: bool, dtype: torch.dtype, scale: float | None) -> PlainModel:
+    def _load(
+        self, *, rounded: bool, dtype: torch.dtype, scale: float | None, four_bits: FourBits | None
+    ) -> PlainModel:
         try:
-            return PlainModel(self._base, rounded=rounded, dtype=dtype, adapter_scale=scale)
+            return PlainModel(self._base, rounded=rounded, dtype=dtype, adapter_scale=scale, four_bits=four_bits)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(f"transformers cannot load {self._base}: {error}") from error
 
