@@ -34,6 +34,8 @@ CRITIC = ("ppo", {"loss.kl": "k1", "loss.kl_coef": 0.05, "loss.kl_in": "reward"}
 CRITIC_BESIDE = ("ppo", {"trainer.lora.rank": 4, "trainer.lora.base": "nf4"})
 MUON = ("grpo", {"trainer.optimizer": "muon"})
 MUONS = ("grpo", {"trainer.optimizer": "muon", "trainer.num_minibatches": 2})
+CLIP_B = ("grpo", {"loss.advantage": "clipb", "loss.advantage_args": {"mu": 0.5}})
+CLIP_V = ("grpo", {"loss.advantage": "clipv", "loss.advantage_args": {"mu": 0.5, "max_frac": 0.1}})
 AHEAD = ("grpo", {"sync.offset": 1, "loss.behaviour": "truncated"})
 
 
@@ -365,6 +367,11 @@ FAULTS: dict[str, tuple[tuple[str, dict[str, Any]], Fault]] = {
     "with Muon, each update is applied twice": (MUON, step_twice),
     "with Muon, a block does not learn from several updates": (MUONS, gradients(lambda g: 0 * g, "layers.1.")),
     "with Muon, steps of another size in several updates": (MUONS, groups(adjust_lr_fn="original")),
+    "no token is left out for its entropy": (CLIP_B, algorithm(advantage="grpo", advantage_args={})),
+    "another bound of the entropy clip": (CLIP_B, algorithm(advantage_args={"mu": 0.6})),
+    "tokens compared with their own distribution": (CLIP_B, algorithm(advantage="clipv", advantage_args={"mu": 0.5})),
+    "more tokens are left out for their entropy": (CLIP_V, algorithm(advantage_args={"mu": 0.5, "max_frac": 0.2})),
+    "tokens compared with those of the step": (CLIP_V, algorithm(advantage="clipb", advantage_args={"mu": 0.5})),
     "no behaviour weight": (AHEAD, algorithm(behaviour="unweighted", behaviour_high=None)),
 }
 

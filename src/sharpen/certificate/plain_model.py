@@ -49,6 +49,10 @@ class PlainSequence:
     routes_TLK: Tensor | None = None
     pictures: tuple[PictureSpan, ...] = ()
 
+    def of_tokens(self, values_SV: Tensor) -> Tensor:
+        """Return of these values those of the tokens with loss (S)."""
+        return values_SV.gather(1, self.ids_T[self.places_S, None])[:, 0]
+
 
 class PlainModel:
     """A causal model of transformers', whose trained weights are given with every pass: all of them, or adapters by
@@ -87,14 +91,18 @@ class PlainModel:
 
     def logprobs(self, one: PlainSequence, weights: Tensors) -> tuple[Tensor, Tensor]:
         """Return logprob and entropy of each token of a sequence that carries loss (S), at its temperature."""
+        logprobs_SV = self.distributions(one, weights)
+        entropy_S = -(logprobs_SV.exp() * logprobs_SV).sum(-1)
+        return one.of_tokens(logprobs_SV), entropy_S
+
+    def distributions(self, one: PlainSequence, weights: Tensors) -> Tensor:
+        """Return the logprobs of the distribution that each of these tokens is drawn from (S, V)."""
         logits_SV = (
             self._forward(one, self._effective(weights)).logits[0, one.places_S - 1].to(self.dtype) / one.temperature
         )
         if one.allowed_SV is not None:
             logits_SV = logits_SV.masked_fill(~one.allowed_SV[:, : logits_SV.shape[1]], torch.finfo(self.dtype).min)
-        logprobs_SV = torch.log_softmax(logits_SV, -1)
-        entropy_S = -(logprobs_SV.exp() * logprobs_SV).sum(-1)
-        return logprobs_SV.gather(1, one.ids_T[one.places_S, None])[:, 0], entropy_S
+        return torch.log_softmax(logits_SV, -1)
 
     def values(self, one: PlainSequence, weights: Tensors) -> Tensor:
         """Return a critic's value of the state before each token that carries loss (S)."""
