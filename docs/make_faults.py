@@ -83,10 +83,10 @@ def _updates() -> Part:
     words = (
         "In what the trainer makes of a right batch: found in the step in which it stands (the second of two), when "
         "its updates are made once more. No other check sees one of them "
-        "(`tests/certificate/test_retrain_faults.py`)."
+        "(`tests/certificate/test_retrain_faults.py` and its neighbours)."
     )
     rows = []
-    for name, ((algorithm, settings), _) in _table("test_retrain_faults").items():
+    for name, ((algorithm, settings), _) in (_table("test_retrain_faults") | _table("test_retrain_teacher")).items():
         kind = {} if algorithm == "grpo" else {"algorithm": algorithm}
         rows.append((name + _with(kind | settings), "the updates, made once more"))
     rows += [(f"in a mixture of experts, {name}", "the updates, made once more") for name in _table(EXPERTS)]

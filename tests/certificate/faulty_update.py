@@ -90,6 +90,7 @@ class FaultyUpdate:
                 planned_updates=STEP * config.trainer.num_minibatches * config.trainer.epochs,
                 seed=config.seed,
                 critic=config.critic,
+                teacher_path=config.distill.teacher_path,
             ),
             "cpu",
         )

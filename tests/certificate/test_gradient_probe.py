@@ -23,6 +23,7 @@ from sharpen.trainer.trainer import Trainer
 
 BFLOAT16 = {"trainer.dtype": "bfloat16"}
 ADAPTERS = {"trainer.lora.rank": 4}
+FOUR_BITS = {"trainer.lora.rank": 4, "trainer.lora.base": "nf4"}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
     "in bfloat16": ("grpo", BFLOAT16),
@@ -33,10 +34,17 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "with entropy": ("dapo", {"loss.entropy_coef": 0.05}),
     "adapters": ("grpo", ADAPTERS),
     "adapters in bfloat16": ("grpo", BFLOAT16 | ADAPTERS),
+    "adapters of a base in 4 bits": ("grpo", FOUR_BITS),
+    "adapters of a base in 4 bits, in bfloat16": ("grpo", BFLOAT16 | FOUR_BITS),
     "a critic": ("ppo", {"loss.kl": "k1", "loss.kl_coef": 0.05, "loss.kl_in": "reward"}),
     "ratios of calls, clipped narrowly": ("gspo", BFLOAT16),
     "tokens masked by their ratio": ("icepop", {}),
     "tokens left out by moment": ("m2po", BFLOAT16),
+    "tokens left out by entropies": ("grpo", {"loss.advantage": "clipb", "loss.advantage_args": {"mu": 0.3}}),
+    "tokens left out by their own entropies": (
+        "grpo",
+        {"loss.advantage": "clipv", "loss.advantage_args": {"mu": 0.3, "max_frac": 0.1}},
+    ),
     "rows": ("sft", {}),
     "pairs": ("dpo", {"loss.kl": "k2", "loss.kl_coef": 0.1}),
 }
@@ -50,6 +58,22 @@ def test_a_right_trainer_raises_no_alarm(kind, toy_model_dir):
     assert not found.problem, found.line
     assert max(gap.share for gap in found.gaps) < 0.5
     assert any(gap.name.startswith(CRITIC) for gap in found.gaps) == (algorithm == "ppo")
+
+
+@pytest.mark.parametrize("settings", [{}, BFLOAT16, ADAPTERS], ids=repr)
+@pytest.mark.parametrize("algorithm", ["jsd", "on_policy_distill"])
+def test_a_teachers_part_is_compared_too(algorithm, settings, toy_model_dir, write_toy_model, tmp_path):
+    teacher = {"distill.teacher_path": str(write_toy_model(tmp_path / "teacher", seed=7))}
+    found = probed(toy_model_dir, algorithm, **settings, **teacher)
+    assert not found.not_probed
+    assert not found.problem, found.line
+    assert max(gap.share for gap in found.gaps) < 0.5
+
+    def twice(trainer: Trainer) -> None:
+        trained = trainer._loss.algorithm
+        trainer._loss.algorithm = replace(trained, distill=replace(trained.distill, coef=2.0))
+
+    assert probed(toy_model_dir, algorithm, twice, **settings, **teacher).problem
 
 
 FEW = {(family, "float32") for family in ("qwen2", "mistral", "qwen3_5_text", "granitemoehybrid", "lfm2", "gpt_oss")}
@@ -311,8 +335,7 @@ def test_a_probe_leaves_the_trainer_as_it_was(toy_model_dir):
 @pytest.mark.parametrize(
     ("algorithm", "settings", "reason"),
     [
-        ("on_policy_distill", {"distill.teacher_path": "none"}, "taught"),
-        ("grpo", {"loss.advantage": "clipb"}, "entropies"),
+        ("on_policy_distill", {"distill.teacher_path": "none"}, "distill.teacher_path"),
         ("grpo", {"trainer.balance_coef": 0.1}, "balance"),
         ("grpo", {"loss.policy_loss": "mine.py:loss"}, "mine.py:loss"),
     ],

@@ -46,6 +46,21 @@ def test_a_layer_in_4_bits_computes_with_the_rounded_weight_and_lets_gradients_t
     assert len({float(value) for value in (rounded[0] / rounded[0].abs().max()).unique()}) <= 16
 
 
+@pytest.mark.parametrize("width", [31, 32, 80, 96, 128])
+def test_a_row_of_any_width_is_rounded_by_its_own_scales(width):
+    """Each weight moves by at most half of the widest gap (0.152 of the largest of its block, whose scale in 8 bits is
+    off by some percent). Red where blocks span two rows: the kernel took the scales of other blocks."""
+    torch.manual_seed(0)
+    layer = nn.Linear(width, 48)
+    with torch.no_grad():
+        layer.weight *= torch.linspace(0.2, 2.0, 48)[:, None]
+    small = NF4Linear(layer)
+    largest = layer.weight.abs().amax(1, keepdim=True)
+    assert ((small.whole() - layer.weight).abs() / largest).max().item() < 0.2
+    x = torch.randn(3, width)
+    torch.testing.assert_close(small(x), nn.functional.linear(x, small.whole(), layer.bias))
+
+
 def test_a_layer_in_4_bits_computes_in_autocasts_type():
     small, x = NF4Linear(nn.Linear(64, 64)), torch.randn(3, 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -15,7 +15,7 @@ import math
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,9 +26,12 @@ from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.certificate.likeness import Gap, compare_gradients, in_words
 from sharpen.certificate.loss_rules import LossRules
 from sharpen.certificate.plain_adamw import Rates, State
+from sharpen.certificate.plain_clip import EntropyClip
 from sharpen.certificate.plain_losses import POLICY_LOSSES
 from sharpen.certificate.plain_model import PlainModel, PlainSequence
-from sharpen.certificate.plain_steps import episodes, row_loss, without_gradient
+from sharpen.certificate.plain_quantized import FourBits
+from sharpen.certificate.plain_steps import episodes, row_loss, without_formula, without_gradient
+from sharpen.certificate.plain_teacher import Teaching, num_ids_of_teacher, teacher_folder
 from sharpen.certificate.plain_update import PlainStep, make_steps
 from sharpen.certificate.probe_batch import (
     LONGEST,
@@ -182,16 +185,17 @@ def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, 
     For `free` see `probe_gradients`."""
     reasons = [*without_gradient(config)]
     if not learns_from_rows(config):
-        rules, loss = Rules.of(config), LossRules.of(config)
-        cases = {
-            "the loss is taught by another model": rules.teacher,
-            "an expert's rows train beside the rollouts": rules.expert,
-            "which tokens lose their advantage depends on entropies": rules.formula.entropy_clip,
-            f"{loss.policy_loss} is a loss of your own": loss.policy_loss not in POLICY_LOSSES,
-        }
-        reasons += [reason for reason, applies in cases.items() if applies]
+        loss = LossRules.of(config)
+        reasons += without_formula(config)
+        if loss.policy_loss not in POLICY_LOSSES:
+            reasons.append(f"{loss.policy_loss} is a loss of your own")
+    try:
+        teacher = teacher_folder(config)
+    except ModelError as error:
+        return str(error)
     weights, free = num_weights(folder), available_bytes() if free is None else free
     needed = (_OWN_BYTES + (0 if trainer_is_loaded else _TRAINER_BYTES)) * weights
+    needed += 0 if teacher is None else _OWN_BYTES * num_weights(teacher)
     cases = {
         "the model's files are not safetensors": not weights,
         f"a plain loop of {weights / 1e9:.1f} billion weights takes minutes on a processor": weights
@@ -219,6 +223,8 @@ class _Plain:
         self._rounded: PlainModel | None = self._load(exact=False)
         named = dict(self._rounded.module.named_parameters())
         sizes = {name: named[name].numel() for name in self._rounded.trained_names()}
+        if at.rounded and not self._rows and EntropyClip.of(Rules.of(config)) is not None:
+            raise ModelError("in bfloat16 rounding decides which tokens lose their advantage")
         if strange := sorted(name for name in at.names if _plain_name(name) not in sizes):
             raise ModelError(f"transformers' model of its text has no {strange[0]}")
         room = min(_MOST_COMPARED, (free - _OWN_BYTES * sum(sizes.values())) // _OF_COMPARED)
@@ -229,18 +235,33 @@ class _Plain:
         self._calls = self._batch(self._rounded, trainer, sum(sizes.values()))
 
     def _load(self, *, exact: bool) -> PlainModel:
-        rounded = self._at.rounded
+        rounded, before = self._at.rounded, self._at.in_4_bits
         dtype = torch.float64 if exact and not rounded else torch.float32
-        return PlainModel(self._folder, rounded=rounded and not exact, dtype=dtype, adapter_scale=self._scale)
+        return PlainModel(
+            self._folder,
+            rounded=rounded and not exact,
+            dtype=dtype,
+            adapter_scale=self._scale,
+            four_bits=None if before is None else FourBits(before=before, other=not exact),
+        )
+
+    def _teacher(self, *, exact: bool) -> PlainModel | None:
+        folder, rounded = teacher_folder(self._config), self._at.rounded
+        dtype = torch.float64 if exact and not rounded else torch.float32
+        if folder is None:
+            return None
+        return PlainModel(folder, rounded=rounded and not exact, dtype=dtype, adapter_scale=None)
 
     def _batch(self, model: PlainModel, trainer: ProbedTrainer, num_weights: int) -> list[PlainSequence]:
         """Make the batch. Return its calls, with logprobs recorded near the model's own, and the experts that the
         trainer chooses: which are best may be a matter of rounding."""
-        table = model.module.get_input_embeddings().weight
-        known = np.setdiff1d(np.arange(len(table)), _reserved(model.module.config.to_dict()))
+        num_ids = min(len(model.module.get_input_embeddings().weight), num_ids_of_teacher(self._config))
+        known = np.setdiff1d(np.arange(num_ids), _reserved(model.module.config.to_dict()))
         room = self._config.model.max_model_len - 14
         long = (_USUAL_WORK // max(1, num_weights) - num_tokens(SHORTEST)) // 2 + SHORTEST
         sequences = probe_sequences(known, max(SHORTEST, min(long, room, LONGEST)), self._kind)
+        if not self._rows and Rules.of(self._config).advantage == "none":
+            sequences = [replace(one, advantage=0.0) for one in sequences]
         calls = plain_sequences(sequences, self._kind)
         routes = trainer.gradients(experiences(sequences, calls), ()).routes if self._at.has_experts else ()
         calls = with_routes(sequences, calls, routes)
@@ -269,11 +290,14 @@ class _Plain:
         assert model is not None
         self._rounded = None  # one of them is in memory at a time
         before = self._state(model)
-        after = make_steps(model, before, [self._step()], self._reference(model.dtype))
+        teacher = self._teacher(exact=exact)
+        after = make_steps(model, before, [self._step()], self._reference(model.dtype), teacher)
         return {"": _first_moments(after), CRITIC: {} if after.critic is None else _first_moments(after.critic)}
 
     def _reference(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """The weights before training, if they are not the model's."""
+        """The weights before training, if they are not the model's: adapters without effect, or those of a folder."""
+        if self._scale is not None:
+            return {name: torch.zeros_like(one, dtype=dtype) for name, one in _arrays(self._at.weights).items()}
         if self._before is None:
             return {}
         model = PlainModel(self._before, rounded=False, dtype=dtype, adapter_scale=None)
@@ -292,6 +316,8 @@ class _Plain:
             rates=_AS_IT_IS,
             episodes=episodes(rules, config) if rules.formula.critic else None,
             critic_rates=_AS_IT_IS if rules.formula.critic else None,
+            entropy_clip=EntropyClip.of(rules),
+            teaching=Teaching.of(config),
         )
 
 

@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from sharpen.certificate.plain_experts import Chosen, num_experts_of
 from sharpen.certificate.plain_pictures import Pictures
+from sharpen.certificate.plain_quantized import FourBits
 from sharpen.types import PictureSpan
 
 Tensor = torch.Tensor
@@ -48,13 +49,26 @@ class PlainSequence:
     routes_TLK: Tensor | None = None
     pictures: tuple[PictureSpan, ...] = ()
 
+    def of_tokens(self, values_SV: Tensor) -> Tensor:
+        """Return of these values those of the tokens with loss (S)."""
+        return values_SV.gather(1, self.ids_T[self.places_S, None])[:, 0]
+
 
 class PlainModel:
     """A causal model of transformers', whose trained weights are given with every pass: all of them, or adapters by
     peft's names, of which the pass makes weights `W + scale B A`."""
 
-    def __init__(self, folder: Path, *, rounded: bool, dtype: torch.dtype, adapter_scale: float | None) -> None:
-        """`rounded`: with products in bfloat16, as autocast does. `adapter_scale` is given if adapters train."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rounded: bool,
+        dtype: torch.dtype,
+        adapter_scale: float | None,
+        four_bits: FourBits | None = None,
+    ) -> None:
+        """`rounded`: with products in bfloat16, as autocast does. `adapter_scale` is given if adapters train, and
+        `four_bits` if what they adapt is in 4 bits."""
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
         sees = hasattr(AutoConfig.from_pretrained(folder, trust_remote_code=False), "vision_config")
@@ -66,7 +80,8 @@ class PlainModel:
         self._num_experts = num_experts_of(module.config)
         ends = (module.get_input_embeddings(), module.get_output_embeddings())
         self.tables = {name for name, own in module.named_parameters() if any(own is end.weight for end in ends)}
-        self.dtype, self._rounded, self._scale = dtype, rounded, adapter_scale
+        self.dtype, self._rounded, self._scale, self._four_bits = dtype, rounded, adapter_scale, four_bits
+        self._frozen: dict[str, Tensor] = {}
 
     def trained_names(self) -> list[str]:
         """Return the names of all weights, tied ones once; of a model that sees images, those of its text."""
@@ -76,12 +91,18 @@ class PlainModel:
 
     def logprobs(self, one: PlainSequence, weights: Tensors) -> tuple[Tensor, Tensor]:
         """Return logprob and entropy of each token of a sequence that carries loss (S), at its temperature."""
-        logits_SV = self._forward(one, weights).logits[0, one.places_S - 1].to(self.dtype) / one.temperature
+        logprobs_SV = self.distributions(one, weights)
+        entropy_S = -(logprobs_SV.exp() * logprobs_SV).sum(-1)
+        return one.of_tokens(logprobs_SV), entropy_S
+
+    def distributions(self, one: PlainSequence, weights: Tensors) -> Tensor:
+        """Return the logprobs of the distribution that each of these tokens is drawn from (S, V)."""
+        logits_SV = (
+            self._forward(one, self._effective(weights)).logits[0, one.places_S - 1].to(self.dtype) / one.temperature
+        )
         if one.allowed_SV is not None:
             logits_SV = logits_SV.masked_fill(~one.allowed_SV[:, : logits_SV.shape[1]], torch.finfo(self.dtype).min)
-        logprobs_SV = torch.log_softmax(logits_SV, -1)
-        entropy_S = -(logprobs_SV.exp() * logprobs_SV).sum(-1)
-        return logprobs_SV.gather(1, one.ids_T[one.places_S, None])[:, 0], entropy_S
+        return torch.log_softmax(logits_SV, -1)
 
     def values(self, one: PlainSequence, weights: Tensors) -> Tensor:
         """Return a critic's value of the state before each token that carries loss (S)."""
@@ -95,15 +116,22 @@ class PlainModel:
         if self._pictures is not None:
             more |= self._pictures.arguments(one.ids_T, one.pictures, self.dtype)
         with experts, torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._rounded):
-            return functional_call(self.module, self._effective(weights), kwargs={"input_ids": one.ids_T[None], **more})
+            return functional_call(self.module, dict(weights), kwargs={"input_ids": one.ids_T[None], **more})
 
-    def _effective(self, weights: Tensors) -> dict[str, Tensor]:
+    def _effective(self, weights: Tensors) -> Tensors:
         if self._scale is None:
-            return dict(weights)
-        own, merged = dict(self.module.named_parameters()), {}
+            return weights
+        merged = {}
         for name, down in weights.items():
             layer, found, _ = name.partition(".lora_A.")
             if found:
                 up = weights[name.replace(".lora_A.", ".lora_B.")]
-                merged[f"{layer}.weight"] = own[f"{layer}.weight"] + self._scale * (up @ down)
+                merged[f"{layer}.weight"] = self._adapted(f"{layer}.weight") + self._scale * (up @ down)
         return merged
+
+    def _adapted(self, name: str) -> Tensor:
+        """A weight that an adapter changes, as it is without."""
+        if name not in self._frozen:
+            own = self.module.get_parameter(name)
+            self._frozen[name] = own if self._four_bits is None else self._four_bits.rounded(own).to(self.dtype)
+        return self._frozen[name]

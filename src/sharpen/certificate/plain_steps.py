@@ -17,8 +17,10 @@ from sharpen.certificate.expectation import TRAINED, ExpectedCall, expect
 from sharpen.certificate.lineage import Lineage
 from sharpen.certificate.loss_rules import LossRules
 from sharpen.certificate.plain_adamw import Rates
+from sharpen.certificate.plain_clip import EntropyClip
 from sharpen.certificate.plain_credit import Episodes
 from sharpen.certificate.plain_model import PlainSequence
+from sharpen.certificate.plain_teacher import Teaching
 from sharpen.certificate.plain_update import PairLoss, PlainStep
 from sharpen.certificate.rules import Rules
 from sharpen.config.run import RunConfig
@@ -40,7 +42,7 @@ class RolloutSteps:
     def step(self, step: int) -> PlainStep | str:
         """Return a step, or say why it cannot be repeated."""
         config, rules = self._settings.config(step), self._settings.rules(step)
-        for reason in (*unrepeatable(config), *_without_formula(config)):
+        for reason in (*unrepeatable(config), *without_formula(config)):
             return reason
         expected = self._expected(step)
         updates: list[list[PlainSequence]] = [[] for _ in range(1 + max((one.update for one in expected), default=-1))]
@@ -53,6 +55,8 @@ class RolloutSteps:
             rates=Rates.of(config),
             episodes=episodes(rules, config) if rules.formula.critic else None,
             critic_rates=Rates.of(config, critic=True) if rules.formula.critic else None,
+            entropy_clip=EntropyClip.of(rules),
+            teaching=Teaching.of(config),
         )
 
     def _expected(self, step: int) -> Sequence[ExpectedCall]:
@@ -108,7 +112,6 @@ def without_gradient(config: RunConfig) -> Iterator[str]:
         "a balance loss of experts is added": bool(trainer.balance_coef),
         "the vision tower is trained": trainer.train_towers,
         "the adapters are those of experts": lora is not None and lora.experts,
-        "the frozen weights are in 4 bits": lora is not None and lora.base == "nf4",
     }
     yield from (reason for reason, applies in cases.items() if applies)
 
@@ -125,12 +128,12 @@ def unrepeatable(config: RunConfig) -> Iterator[str]:
     yield from (reason for reason, applies in cases.items() if applies)
 
 
-def _without_formula(config: RunConfig) -> Iterator[str]:
+def without_formula(config: RunConfig) -> Iterator[str]:
+    """Yield what in the settings of a run with rollouts keeps the plain loop from computing its loss."""
     rules = Rules.of(config)
     cases = {
-        "they are taught by another model": rules.teacher,
+        "a critic learns what a teacher gives": rules.teacher and rules.formula.critic,
         "an expert's rows train beside the rollouts": rules.expert,
-        "which tokens lose their advantage depends on entropies": rules.formula.entropy_clip,
     }
     yield from (reason for reason, applies in cases.items() if applies)
 

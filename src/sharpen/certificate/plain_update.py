@@ -18,6 +18,7 @@ import torch
 
 from sharpen.certificate.loss_rules import LossRules
 from sharpen.certificate.plain_adamw import Rates, State, adamw
+from sharpen.certificate.plain_clip import EntropyClip, entropy_terms
 from sharpen.certificate.plain_credit import Credit, Episodes, Tokens, assign
 from sharpen.certificate.plain_losses import (
     POLICY_LOSSES,
@@ -27,6 +28,7 @@ from sharpen.certificate.plain_losses import (
     left_out_by_moment,
 )
 from sharpen.certificate.plain_model import PlainModel, PlainSequence
+from sharpen.certificate.plain_teacher import Teaching
 
 Tensor = torch.Tensor
 Tensors = Mapping[str, Tensor]
@@ -43,7 +45,8 @@ class PairLoss:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainStep:
     """A step: its updates with their sequences, each rollout's calls one after the other, repeated `epochs` times.
-    `pairs`: rows are pairs of answers. `episodes`: advantages are a critic's."""
+    `pairs`: rows are pairs of answers. `episodes`: advantages are a critic's. `entropy_clip` leaves tokens out;
+    `teaching` is by another model."""
 
     updates: Sequence[Sequence[PlainSequence]]
     epochs: int
@@ -52,17 +55,24 @@ class PlainStep:
     pairs: PairLoss | None = None
     episodes: Episodes | None = None
     critic_rates: Rates | None = None
+    entropy_clip: EntropyClip | None = None
+    teaching: Teaching | None = None
 
 
-def make_steps(model: PlainModel, state: State, steps: Sequence[PlainStep], reference: Tensors) -> State:
-    """Make these steps and return the state after them. `reference` are the trained weights before the run."""
+def make_steps(
+    model: PlainModel, state: State, steps: Sequence[PlainStep], reference: Tensors, teacher: PlainModel | None = None
+) -> State:
+    """Make these steps and return the state after them. `reference` are the trained weights before the run, `teacher`
+    is the model that teaches, if one does."""
     state = state.copy(model.dtype)
     for step in steps:
-        _make_step(model, state, step, reference)
+        _make_step(model, state, step, reference, teacher)
     return state
 
 
-def _make_step(model: PlainModel, state: State, step: PlainStep, reference: Tensors) -> None:
+def _make_step(
+    model: PlainModel, state: State, step: PlainStep, reference: Tensors, teacher: PlainModel | None
+) -> None:
     rules = step.loss if state.kl_coef is None else replace(step.loss, kl_coef=state.kl_coef)
     sequences = [one for update in step.updates for one in update]
     needs_reference = rules.kl != "none" or step.pairs is not None
@@ -75,6 +85,10 @@ def _make_step(model: PlainModel, state: State, step: PlainStep, reference: Tens
     credits = assign(
         [_tokens(one, known_S, rules) for one, known_S in zip(sequences, known, strict=True)], values, step.episodes
     )
+    if step.teaching is not None and step.teaching.by_sample:
+        credits = [_taught(credit, one, step.teaching, teacher) for credit, one in zip(credits, sequences, strict=True)]
+    if step.entropy_clip is not None:
+        credits = _clipped(credits, sequences, step.entropy_clip, model, state.weights)
     scored = {
         id(one): _Scored(one, credit, known_S, before_S)
         for one, credit, known_S, before_S in zip(sequences, credits, known, before, strict=True)
@@ -89,6 +103,8 @@ def _make_step(model: PlainModel, state: State, step: PlainStep, reference: Tens
                 if step.pairs
                 else _backward(model, part, weights, rules)
             )
+            if step.teaching is not None and not step.teaching.by_sample:
+                _backward_taught(model, update, weights, step.teaching, teacher)
             if state.critic is not None and step.critic_rates is not None:
                 _critic_update(model, part, state.critic, step)
             adamw(state, {name: tensor.grad for name, tensor in weights.items()}, step.rates, model.tables)
@@ -125,6 +141,45 @@ def _tokens(one: PlainSequence, reference_S: Tensor | None, rules: LossRules) ->
         recorded_S = one.recorded_S.to(reference_S)
         divergence_S = divergence(rules, recorded_S, reference_S, recorded_S).double()
     return Tokens(owner=one.owner, advantage=one.advantage, divergence_S=divergence_S, coefficient=rules.kl_coef)
+
+
+def _clipped(
+    credits: Sequence[Credit],
+    sequences: Sequence[PlainSequence],
+    clip: EntropyClip,
+    model: PlainModel,
+    weights: Tensors,
+) -> list[Credit]:
+    """The credits without the advantages of tokens that the clip leaves out."""
+    terms = []
+    for one in sequences:
+        with torch.no_grad():
+            falls_SV, means_S = entropy_terms(model.distributions(one, weights))
+        terms.append((one.of_tokens(falls_SV), means_S))
+    left_out = clip.left_out([credit.advantages_S for credit in credits], terms)
+    return [
+        replace(credit, advantages_S=credit.advantages_S * ~left_S)
+        for credit, left_S in zip(credits, left_out, strict=True)
+    ]
+
+
+def _taught(credit: Credit, one: PlainSequence, teaching: Teaching, teacher: PlainModel | None) -> Credit:
+    """A credit with the teacher's part."""
+    assert teacher is not None
+    teacher_S = _scored(teacher, replace(one, routes_TLK=None), {})
+    return replace(credit, advantages_S=credit.advantages_S + teaching.advantages(teacher_S, one.recorded_S).double())
+
+
+def _backward_taught(
+    model: PlainModel, update: Sequence[PlainSequence], weights: Tensors, teaching: Teaching, teacher: PlainModel | None
+) -> None:
+    """Add the gradient of the divergence from the teacher over the vocabulary."""
+    assert teacher is not None
+    for one in update:
+        with torch.no_grad():
+            teacher_SV = teacher.distributions(replace(one, routes_TLK=None), {})
+        loss_S = teaching.losses(model.distributions(one, weights), teacher_SV)
+        (one.weights_S.to(loss_S) * loss_S).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _backward(model: PlainModel, part: Sequence[_Scored], weights: Tensors, rules: LossRules) -> list[Tensor]:

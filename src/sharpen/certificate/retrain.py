@@ -23,7 +23,9 @@ from sharpen.certificate.lineage import in_words as steps_in_words
 from sharpen.certificate.lineage import read_lineage
 from sharpen.certificate.plain_adamw import Rates, State, moved_by
 from sharpen.certificate.plain_model import HEAD, PlainModel
+from sharpen.certificate.plain_quantized import FourBits
 from sharpen.certificate.plain_steps import RolloutSteps
+from sharpen.certificate.plain_teacher import teacher_folder
 from sharpen.certificate.plain_update import PlainStep, make_steps
 from sharpen.certificate.saved_state import (
     SavedState,
@@ -38,6 +40,9 @@ from sharpen.host_memory import available_bytes
 
 _BYTES = 100
 """Memory for each weight: the model twice, states before, after and made once more, and gradients."""
+
+_TEACHER_BYTES = 20
+"""Those for each weight of a teacher: twice, in both precisions, and as it is loaded."""
 
 
 def retrain(
@@ -118,6 +123,7 @@ class _Records:
 
     def __init__(self, run_dir: Path, *, running: bool = False) -> None:
         config = read_resolved(run_dir / "resolved.json")
+        self._config = config
         self._run_dir, self._settings = run_dir, Settings.of(run_dir, config)
         self.lineage = read_lineage(run_dir, running=running)
         self._base = model_folder(config.model.model_path)
@@ -170,7 +176,8 @@ class _Records:
         be done in so many bytes of memory."""
         if self._adapts and before is None and not records_adapters_at_start(self._run_dir):
             return "adapters begin at random, and this run did not record how"
-        if (needed := memory_bytes(after)) > free:
+        of_teacher = 0 if self._taught_by is None else _TEACHER_BYTES * num_weights(self._taught_by)
+        if (needed := memory_bytes(after) + of_teacher) > free:
             return f"that takes about {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free"
         steps: list[PlainStep] = []
         for number in inside:
@@ -182,18 +189,22 @@ class _Records:
 
     def _compared(self, begin: Path | None, end: Path, steps: Sequence[PlainStep]) -> Likeness:
         after = read_state(end)
-        high = self._model(rounded=False, dtype=torch.float32 if after.rounded else torch.float64, scale=_scale(after))
-        low = self._model(rounded=after.rounded, dtype=torch.float32, scale=_scale(after))
+        if after.rounded and any(step.entropy_clip is not None for step in steps):
+            raise ModelError("in bfloat16 rounding decides which tokens lose their advantage")
+        exact_dtype = torch.float32 if after.rounded else torch.float64
+        high, low = (self._model(after.rounded, _scale(after), exact) for exact in (True, False))
+        teachers = self._teacher(False, exact_dtype), self._teacher(after.rounded, torch.float32)
         start = _start(low, after)
         before = self._before(begin, start)
         if after.state.kl_coef is not None and before.kl_coef is None:
             before.kl_coef = steps[0].loss.kl_coef
         if unknown := before.weights.keys() ^ start.weights.keys():
             raise ModelError(f"{min(unknown)} is either in the checkpoint or in transformers' model, not in both")
-        exact = make_steps(high, before, steps, _to(start.weights, high.dtype))
+        exact = make_steps(high, before, steps, _to(start.weights, high.dtype), teachers[0])
         several = sum(step.epochs * len(step.updates) for step in steps) > 1
         rounded = [
-            make_steps(low, _nudged(before, twin), steps, start.weights) for twin in range(TWINS if several else 1)
+            make_steps(low, _nudged(before, twin), steps, start.weights, teachers[1])
+            for twin in range(TWINS if several else 1)
         ]
         own = [] if several else _own(before, after.state, exact, steps[0].rates, low)
         found = [compare(before, after.state, exact, rounded, own)]
@@ -210,12 +221,34 @@ class _Records:
             return read_state(folder).state
         return replace(start, weights=read_adapters_at_start(self._run_dir)) if self._adapts else start
 
+    @functools.cached_property
+    def _taught_by(self) -> Path | None:
+        """The folder of the model that teaches, if one does. Raises `ModelError` where it is not there any more."""
+        return teacher_folder(self._config)
+
     @functools.cache  # noqa: B019 (lives as long as the call of `retrain`)
-    def _model(self, *, rounded: bool, dtype: torch.dtype, scale: float | None) -> PlainModel:
-        try:
-            return PlainModel(self._base, rounded=rounded, dtype=dtype, adapter_scale=scale)
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"transformers cannot load {self._base}: {error}") from error
+    def _teacher(self, rounded: bool, dtype: torch.dtype) -> PlainModel | None:
+        return None if self._taught_by is None else _load(self._taught_by, rounded, dtype, None)
+
+    @functools.cache  # noqa: B019
+    def _model(self, rounded: bool, scale: float | None, exact: bool) -> PlainModel:
+        """The model in the precision of the run or, `exact`, in a higher one."""
+        lora, four_bits = self._config.trainer.lora, None
+        if lora is not None and lora.base == "nf4":
+            served = not learns_from_rows(self._config)  # the engine's own, which it loads in its type
+            before = torch.bfloat16 if rounded and served else torch.float32
+            four_bits = FourBits(before=before, other=not exact)
+        dtype = torch.float64 if exact and not rounded else torch.float32
+        return _load(self._base, rounded and not exact, dtype, scale, four_bits)
+
+
+def _load(
+    folder: Path, rounded: bool, dtype: torch.dtype, scale: float | None, four_bits: FourBits | None = None
+) -> PlainModel:
+    try:
+        return PlainModel(folder, rounded=rounded, dtype=dtype, adapter_scale=scale, four_bits=four_bits)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"transformers cannot load {folder}: {error}") from error
 
 
 def _scale(saved: SavedState) -> float | None:

@@ -11,10 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+_BLOCK = 64
+"""Values with a scale of their own. A row is whole blocks, with zeros at its end: where one spans two rows,
+bitsandbytes' kernel for processors with AVX-512 reads the scales of others (seen in 0.50)."""
+
 
 class NF4Linear(nn.Linear):
     """A linear layer that is not trained; gradients flow through to its input. `weight` is packed, two values in each
-    byte: shape (values / 2, 1)."""
+    byte, each row in whole blocks: shape (values / 2, 1)."""
 
     def __init__(self, layer: nn.Linear) -> None:
         """Quantize a layer, which stays as it is. Its bias is shared."""
@@ -23,7 +27,8 @@ class NF4Linear(nn.Linear):
 
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.state: Any
-        packed, self.state = quantize_4bit(layer.weight.detach(), quant_type="nf4", compress_statistics=True)
+        weight = self._in_blocks(layer.weight.detach())
+        packed, self.state = quantize_4bit(weight, blocksize=_BLOCK, quant_type="nf4", compress_statistics=True)
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.bias = layer.bias
 
@@ -34,7 +39,8 @@ class NF4Linear(nn.Linear):
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         bias = None if self.bias is None else self.bias.to(dtype)
-        product: torch.Tensor = matmul_4bit(x.to(dtype), self.weight, quant_state=self.state, bias=bias)
+        blocks = self._in_blocks(x.to(dtype))
+        product: torch.Tensor = matmul_4bit(blocks, self.weight, quant_state=self.state, bias=bias)
         return product
 
     def whole(self) -> torch.Tensor:
@@ -42,7 +48,11 @@ class NF4Linear(nn.Linear):
         from bitsandbytes.functional import dequantize_4bit
 
         weight: torch.Tensor = dequantize_4bit(self.weight, self.state)
-        return weight
+        return weight[:, : self.in_features]
+
+    def _in_blocks(self, rows: torch.Tensor) -> torch.Tensor:
+        missing = -self.in_features % _BLOCK
+        return nn.functional.pad(rows, (0, missing)) if missing else rows
 
     @property
     def num_bytes(self) -> int:
