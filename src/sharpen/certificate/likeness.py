@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 
@@ -34,6 +33,10 @@ larger than it is (`plain_muon`)."""
 
 TWINS = 3
 """How often rounding is measured after several updates."""
+
+_USUAL = 0.75
+"""The share of tensors of a kind whose rounding, relative to their length, is at most the usual one, which every tensor
+may have: of a tensor that one large number makes up, a single measurement may come out small by chance."""
 
 _ULP = 2.0**-23
 """A step of float32 at 1, in which weights and moments are stored."""
@@ -148,13 +151,14 @@ class _Kind:
             name: max((_norm(one[name] - exact) for one in self.rounded), default=0.0)
             for name, exact in self.exact.items()
         }
-        usual = median([rounding[name] / size for name, one in self.exact.items() if (size := _norm(one))] or [0.0])
+        relative = sorted(rounding[name] / size for name, one in self.exact.items() if (size := _norm(one)))
+        usual = relative[int(_USUAL * (len(relative) - 1))] if relative else 0.0
         for name, exact in self.exact.items():
             size, stored = _norm(exact), _norm(self.stored.get(name, exact))
             bound = self.factor * max(rounding[name], usual * size) + 2 * _ULP * (size + stored)
             distance = _norm(self.found[name] - exact)
-            relative = size or 1.0
-            yield Gap(name=whose + name, distance=distance / relative, bound=bound / relative)
+            unit = size or 1.0
+            yield Gap(name=whose + name, distance=distance / unit, bound=bound / unit)
 
 
 def _only(tensors: Mapping[str, torch.Tensor], names: Collection[str]) -> dict[str, torch.Tensor]:
