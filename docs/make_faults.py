@@ -1,6 +1,6 @@
 """Writes understand/faults.md from the faults that tests plant: `python docs/make_faults.py`.
 
-In: the tables of faults of `tests/certificate`. Out: the page, a row for each fault.
+In: the tables of faults of the tests. Out: the page, a row for each fault.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 INTRODUCTION = """\
 # Faults, planted
 
-<!-- Written by docs/make_faults.py from tests/certificate; a test compares the two. -->
+<!-- Written by docs/make_faults.py from the tests; a test compares the two. -->
 
 Each of these faults was put into a run that is right without it, one after the other; each is found, by what the second
 column names. The tests do so again with every change. What the names mean: [the certificate](certificate.md).
@@ -26,7 +26,8 @@ column names. The tests do so again with every change. What the names mean: [the
 
 def page() -> str:
     """Return the whole page."""
-    parts = [_batches(), _gradients(), _updates()]
+    _find_tests()
+    parts = [_draws(), _batches(), _gradients(), _updates(), _verdict()]
     rows = sum(len(rows) for _, _, rows in parts)
     text = f"{INTRODUCTION}{rows} faults in {len(parts)} places.\n"
     for title, words, rows in parts:
@@ -35,6 +36,7 @@ def page() -> str:
     return text
 
 
+EXPERTS = "test_retrain_experts"
 Part = tuple[str, str, list[tuple[str, str]]]
 
 
@@ -45,6 +47,24 @@ def _batches() -> Part:
     )
     faults = _table("test_planted_faults")
     return "Batches", words, [(name, ", ".join(f"`{one}`" for one in fault.found)) for name, fault in faults.items()]
+
+
+def _draws() -> Part:
+    words = (
+        "In the engine's sampler, whose logprobs are right: found after the step in which so many tokens were drawn, "
+        "and again from the records (`tests/certificate/test_draws.py`)."
+    )
+    faults = _table("test_draws")
+    return "Draws", words, [(name, f"`draws`, within {most} tokens") for name, (_, _, most) in faults.items()]
+
+
+def _verdict() -> Part:
+    words = (
+        "In the evaluations before and after: found at the run's end, when the verdict is computed again from their "
+        "rollouts (`tests/run/test_verdict_faults.py`; some thirty more, planted in the records and in the summary, "
+        "in `tests/certificate/test_verdict_again.py`)."
+    )
+    return "Verdict", words, [(name, "the verdict, computed again") for name in _table("test_verdict_faults")]
 
 
 def _gradients() -> Part:
@@ -70,6 +90,7 @@ def _updates() -> Part:
     for name, ((algorithm, settings), _) in (pair for table in tables for pair in table.items()):
         kind = {} if algorithm == "grpo" else {"algorithm": algorithm}
         rows.append((name + _with(kind | settings), "the updates, made once more"))
+    rows += [(f"in a mixture of experts, {name}", "the updates, made once more") for name in _table(EXPERTS)]
     return "Updates", words, rows
 
 
@@ -85,10 +106,10 @@ def _table(module: str) -> dict[str, Any]:
 def _find_tests() -> None:
     """Let tests be imported, as pytest lets them import each other."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
-    sys.path += [str(ROOT / folder) for folder in ("tests/certificate", *settings["pythonpath"])]
+    folders = (str(ROOT / folder) for folder in ("tests/certificate", "tests/run", *settings["pythonpath"]))
+    sys.path += [folder for folder in folders if folder not in sys.path]
 
 
 if __name__ == "__main__":
-    _find_tests()
     PAGE.write_text(page(), encoding="utf-8")
     print(f"wrote {PAGE}")

@@ -205,18 +205,34 @@ def stale(log_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
     return by_inverse(log_RV, numbers_R)
 
 
-@pytest.mark.parametrize(
-    ("draw", "found", "most_tokens"),
-    [
-        (tempered(1.2), "they are less probable than these make them", 3000),
-        (tempered(0.8), "they are more probable than these make them", 3000),
-        (top_20, "they are more probable than these make them", 1600),
-        (the_same_for_all, "drew the same tokens more often than these are probable", 1600),
-        (lambda log_RV, uniform_R: by_inverse(log_RV, uniform_R**1.5), "biased noise: smaller ids", 3000),
-        (stale, "the tokens were", 1600),
-    ],
-    ids=["hotter", "colder", "top_20", "same", "biased", "stale"],
-)
+FAULTS: dict[str, tuple[Draw, str, int]] = {
+    "tokens drawn at temperature 1.2, recorded as of 1": (
+        tempered(1.2),
+        "they are less probable than these make them",
+        3000,
+    ),
+    "tokens drawn at temperature 0.8, recorded as of 1": (
+        tempered(0.8),
+        "they are more probable than these make them",
+        3000,
+    ),
+    "a top-20 that nobody asked for": (top_20, "they are more probable than these make them", 1600),
+    "the same noise for all rollouts": (
+        the_same_for_all,
+        "drew the same tokens more often than these are probable",
+        1600,
+    ),
+    "biased noise": (
+        lambda log_RV, uniform_R: by_inverse(log_RV, uniform_R**1.5),
+        "biased noise: smaller ids",
+        3000,
+    ),
+    "a seed that never moves on": (stale, "the tokens were", 1600),
+}
+"""How tokens are drawn, what is said of it, and the most tokens until then."""
+
+
+@pytest.mark.parametrize(("draw", "found", "most_tokens"), FAULTS.values(), ids=FAULTS)
 def test_a_fault_of_the_sampler_ends_the_run_and_is_found_from_its_records(
     tmp_path: Path, model: Path, toy_dataset: Path, draw: Draw, found: str, most_tokens: int
 ) -> None:

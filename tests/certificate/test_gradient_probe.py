@@ -23,6 +23,7 @@ from sharpen.trainer.trainer import Trainer
 
 BFLOAT16 = {"trainer.dtype": "bfloat16"}
 ADAPTERS = {"trainer.lora.rank": 4}
+FOUR_BITS = {"trainer.lora.rank": 4, "trainer.lora.base": "nf4"}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
     "in bfloat16": ("grpo", BFLOAT16),
@@ -33,6 +34,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "with entropy": ("dapo", {"loss.entropy_coef": 0.05}),
     "adapters": ("grpo", ADAPTERS),
     "adapters in bfloat16": ("grpo", BFLOAT16 | ADAPTERS),
+    "adapters of a base in 4 bits": ("grpo", FOUR_BITS),
+    "adapters of a base in 4 bits, in bfloat16": ("grpo", BFLOAT16 | FOUR_BITS),
     "a critic": ("ppo", {"loss.kl": "k1", "loss.kl_coef": 0.05, "loss.kl_in": "reward"}),
     "ratios of calls, clipped narrowly": ("gspo", BFLOAT16),
     "tokens masked by their ratio": ("icepop", {}),

@@ -41,7 +41,14 @@ def test_honest_steps_are_found_right(finished):
     assert not found.not_repeated
 
 
-@pytest.mark.parametrize("fault", [chosen_anew, one_expert_stays, a_router_stays])
+FAULTS = {
+    "experts are chosen anew by the trainer": chosen_anew,
+    "an expert does not learn": one_expert_stays,
+    "a router does not learn": a_router_stays,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_fault_is_found(fault, finished, tmp_path):
     update = FaultyUpdate(finished, tmp_path / "run")
     fault(update)

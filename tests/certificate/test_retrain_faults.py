@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bitsandbytes.functional import dequantize_blockwise
 from faulty_update import FaultyUpdate, make_run
+from transformers import AutoModelForCausalLM
 
-from sharpen.certificate.certify import certify
+from sharpen.certificate.certify import certify, read_resolved
 from sharpen.trainer.optimizer import learning_rate
+from sharpen.trainer.parity import Tolerance
 
 Fault = Callable[[FaultyUpdate], None]
 
@@ -23,10 +26,12 @@ UNCLIPPED = ("grpo", {"trainer.max_grad_norm": 100.0})
 SEVERAL = ("grpo", {"trainer.num_minibatches": 2, "trainer.epochs": 2})
 ENTROPY = ("dapo", {"loss.entropy_coef": 0.05, "sampling.max_refill": 0.0, "loss.std_threshold": None})
 ADAPTERS = ("grpo", {"trainer.lora.rank": 4})
+FOUR_BITS = ("grpo", {"trainer.lora.rank": 4, "trainer.lora.base": "nf4"})
 WARMUP = ("grpo", {"trainer.warmup_steps": 8})
 PROXIMAL = ("gspo", {"trainer.num_minibatches": 2})
 ROUNDED = ("grpo", {"trainer.dtype": "bfloat16"})
 CRITIC = ("ppo", {"loss.kl": "k1", "loss.kl_coef": 0.05, "loss.kl_in": "reward"})
+CRITIC_BESIDE = ("ppo", {"trainer.lora.rank": 4, "trainer.lora.base": "nf4"})
 MUON = ("grpo", {"trainer.optimizer": "muon"})
 MUONS = ("grpo", {"trainer.optimizer": "muon", "trainer.num_minibatches": 2})
 CLIP_B = ("grpo", {"loss.advantage": "clipb", "loss.advantage_args": {"mu": 0.5}})
@@ -168,6 +173,29 @@ def wrong_count(update: FaultyUpdate) -> None:
             state["step"] += 1
 
 
+def as_in_the_engine(update: FaultyUpdate) -> None:
+    """The engine computes with the same layers: no logprob differs."""
+    update.trainer._loss.tolerance = Tolerance(mean=None, max=1.0)
+
+
+def base_not_rounded(update: FaultyUpdate) -> None:
+    """One layer computes with its weight as it was before it was rounded to 4 bits."""
+    model = AutoModelForCausalLM.from_pretrained(read_resolved(update.run / "resolved.json").model.model_path)
+    name = "model.layers.1.mlp.up_proj"
+    update.trainer.policy._layers[name].base_layer = model.get_submodule(name).requires_grad_(False)
+    as_in_the_engine(update)
+
+
+def base_of_another_scale(update: FaultyUpdate) -> None:
+    """One of 32 blocks of a layer has a scale that is 5% larger."""
+    layer = update.trainer.policy._layers["model.layers.1.mlp.down_proj"].base_layer
+    scales, whole = dequantize_blockwise(layer.state.absmax, layer.state.state2) + layer.state.offset, layer.whole()
+    scales[3] *= 1.05
+    layer.state.absmax, layer.state.offset, layer.state.nested = scales, None, False
+    assert 0.04 < ((layer.whole() - whole).norm() / whole[3].norm()).item() < 0.06
+    as_in_the_engine(update)
+
+
 def second_moment_unclipped(update: FaultyUpdate) -> None:
     """The second moment is of the gradients before the clip."""
     kept: dict[str, torch.Tensor] = {}
@@ -303,6 +331,14 @@ FAULTS: dict[str, tuple[tuple[str, dict[str, Any]], Fault]] = {
     "no entropy bonus": (ENTROPY, algorithm(entropy_coef=0.0)),
     "adapters' first halves stay": (ADAPTERS, gradients(lambda g: 0 * g, "lora_A")),
     "adapters are scaled twice": (ADAPTERS, gradients(lambda g: 2 * g, "lora_B")),
+    "over 4 bits, adapters' first halves stay": (FOUR_BITS, gradients(lambda g: 0 * g, "lora_A")),
+    "over 4 bits, gradients have noise of one in a thousand": (
+        FOUR_BITS,
+        gradients(lambda g: g * (1 + 1e-3 * torch.randn_like(g))),
+    ),
+    "over 4 bits, a layer is not rounded": (FOUR_BITS, base_not_rounded),
+    "over 4 bits, a block of 64 weights is 5% larger": (FOUR_BITS, base_of_another_scale),
+    "over 4 bits, a tenth of the learning rate": (FOUR_BITS, lambda update: setattr(update.optimizer, "_peak", 1e-3)),
     "the rate of the update before": (WARMUP, last_rate),
     "no warm-up": (WARMUP, settings(warmup_steps=0)),
     "ratios of tokens in place of calls": (PROXIMAL, algorithm(policy_loss="ppo", policy_loss_args={})),
@@ -318,6 +354,7 @@ FAULTS: dict[str, tuple[tuple[str, dict[str, Any]], Fault]] = {
     "no KL penalty in the reward": (CRITIC, algorithm(kl_coef=0.0)),
     "the critic does not learn": (CRITIC, critic_stays),
     "the critic learns a tenth": (CRITIC, critic_slow),
+    "beside adapters, the critic learns a tenth": (CRITIC_BESIDE, critic_slow),
     "with Muon, a block's gradient is negated": (MUON, gradients(lambda g: -g, "layers.0.mlp")),
     "with Muon, a tensor does not learn": (MUON, gradients(lambda g: 0 * g, "layers.1.mlp.up_proj")),
     "with Muon, no clip": (MUON, settings(max_grad_norm=1e9)),

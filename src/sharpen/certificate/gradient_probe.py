@@ -29,6 +29,7 @@ from sharpen.certificate.plain_adamw import Rates, State
 from sharpen.certificate.plain_clip import EntropyClip
 from sharpen.certificate.plain_losses import POLICY_LOSSES
 from sharpen.certificate.plain_model import PlainModel, PlainSequence
+from sharpen.certificate.plain_quantized import FourBits
 from sharpen.certificate.plain_steps import episodes, row_loss, without_formula, without_gradient
 from sharpen.certificate.plain_teacher import Teaching, num_ids_of_teacher, teacher_folder
 from sharpen.certificate.plain_update import PlainStep, make_steps
@@ -236,9 +237,15 @@ class _Plain:
         self._calls = self._batch(self._rounded, trainer, sum(sizes.values()))
 
     def _load(self, *, exact: bool) -> PlainModel:
-        rounded = self._at.rounded
+        rounded, before = self._at.rounded, self._at.in_4_bits
         dtype = torch.float64 if exact and not rounded else torch.float32
-        return PlainModel(self._folder, rounded=rounded and not exact, dtype=dtype, adapter_scale=self._scale)
+        return PlainModel(
+            self._folder,
+            rounded=rounded and not exact,
+            dtype=dtype,
+            adapter_scale=self._scale,
+            four_bits=None if before is None else FourBits(before=before, other=not exact),
+        )
 
     def _teacher(self, *, exact: bool) -> PlainModel | None:
         folder, rounded = teacher_folder(self._config), self._at.rounded
@@ -290,7 +297,9 @@ class _Plain:
         return {"": _first_moments(after), CRITIC: {} if after.critic is None else _first_moments(after.critic)}
 
     def _reference(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """The weights before training, if they are not the model's."""
+        """The weights before training, if they are not the model's: adapters without effect, or those of a folder."""
+        if self._scale is not None:
+            return {name: torch.zeros_like(one, dtype=dtype) for name, one in _arrays(self._at.weights).items()}
         if self._before is None:
             return {}
         model = PlainModel(self._before, rounded=False, dtype=dtype, adapter_scale=None)

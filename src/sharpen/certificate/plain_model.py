@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from sharpen.certificate.plain_experts import Chosen, num_experts_of
 from sharpen.certificate.plain_pictures import Pictures
+from sharpen.certificate.plain_quantized import FourBits
 from sharpen.types import PictureSpan
 
 Tensor = torch.Tensor
@@ -57,8 +58,17 @@ class PlainModel:
     """A causal model of transformers', whose trained weights are given with every pass: all of them, or adapters by
     peft's names, of which the pass makes weights `W + scale B A`."""
 
-    def __init__(self, folder: Path, *, rounded: bool, dtype: torch.dtype, adapter_scale: float | None) -> None:
-        """`rounded`: with products in bfloat16, as autocast does. `adapter_scale` is given if adapters train."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rounded: bool,
+        dtype: torch.dtype,
+        adapter_scale: float | None,
+        four_bits: FourBits | None = None,
+    ) -> None:
+        """`rounded`: with products in bfloat16, as autocast does. `adapter_scale` is given if adapters train, and
+        `four_bits` if what they adapt is in 4 bits."""
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
         sees = hasattr(AutoConfig.from_pretrained(folder, trust_remote_code=False), "vision_config")
@@ -70,7 +80,8 @@ class PlainModel:
         self._num_experts = num_experts_of(module.config)
         ends = (module.get_input_embeddings(), module.get_output_embeddings())
         self.tables = {name for name, own in module.named_parameters() if any(own is end.weight for end in ends)}
-        self.dtype, self._rounded, self._scale = dtype, rounded, adapter_scale
+        self.dtype, self._rounded, self._scale, self._four_bits = dtype, rounded, adapter_scale, four_bits
+        self._frozen: dict[str, Tensor] = {}
 
     def trained_names(self) -> list[str]:
         """Return the names of all weights, tied ones once; of a model that sees images, those of its text."""
@@ -86,7 +97,9 @@ class PlainModel:
 
     def distributions(self, one: PlainSequence, weights: Tensors) -> Tensor:
         """Return the logprobs of the distribution that each of these tokens is drawn from (S, V)."""
-        logits_SV = self._forward(one, weights).logits[0, one.places_S - 1].to(self.dtype) / one.temperature
+        logits_SV = (
+            self._forward(one, self._effective(weights)).logits[0, one.places_S - 1].to(self.dtype) / one.temperature
+        )
         if one.allowed_SV is not None:
             logits_SV = logits_SV.masked_fill(~one.allowed_SV[:, : logits_SV.shape[1]], torch.finfo(self.dtype).min)
         return torch.log_softmax(logits_SV, -1)
@@ -103,15 +116,22 @@ class PlainModel:
         if self._pictures is not None:
             more |= self._pictures.arguments(one.ids_T, one.pictures, self.dtype)
         with experts, torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._rounded):
-            return functional_call(self.module, self._effective(weights), kwargs={"input_ids": one.ids_T[None], **more})
+            return functional_call(self.module, dict(weights), kwargs={"input_ids": one.ids_T[None], **more})
 
-    def _effective(self, weights: Tensors) -> dict[str, Tensor]:
+    def _effective(self, weights: Tensors) -> Tensors:
         if self._scale is None:
-            return dict(weights)
-        own, merged = dict(self.module.named_parameters()), {}
+            return weights
+        merged = {}
         for name, down in weights.items():
             layer, found, _ = name.partition(".lora_A.")
             if found:
                 up = weights[name.replace(".lora_A.", ".lora_B.")]
-                merged[f"{layer}.weight"] = own[f"{layer}.weight"] + self._scale * (up @ down)
+                merged[f"{layer}.weight"] = self._adapted(f"{layer}.weight") + self._scale * (up @ down)
         return merged
+
+    def _adapted(self, name: str) -> Tensor:
+        """A weight that an adapter changes, as it is without."""
+        if name not in self._frozen:
+            own = self.module.get_parameter(name)
+            self._frozen[name] = own if self._four_bits is None else self._four_bits.rounded(own).to(self.dtype)
+        return self._frozen[name]

@@ -135,7 +135,6 @@ def without_gradient(config: RunConfig) -> Iterator[str]:
         "a balance loss of experts is added": bool(trainer.balance_coef),
         "the vision tower is trained": trainer.train_towers,
         "the adapters are those of experts": lora is not None and lora.experts,
-        "the frozen weights are in 4 bits": lora is not None and lora.base == "nf4",
     }
     yield from (reason for reason, applies in cases.items() if applies)
 

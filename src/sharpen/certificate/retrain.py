@@ -23,6 +23,7 @@ from sharpen.certificate.lineage import in_words as steps_in_words
 from sharpen.certificate.lineage import read_lineage
 from sharpen.certificate.plain_adamw import Rates, State, moved_by
 from sharpen.certificate.plain_model import HEAD, PlainModel
+from sharpen.certificate.plain_quantized import FourBits
 from sharpen.certificate.plain_steps import RolloutSteps
 from sharpen.certificate.plain_teacher import teacher_folder
 from sharpen.certificate.plain_update import PlainStep, make_steps
@@ -196,8 +197,7 @@ class _Records:
         if after.rounded and any(step.entropy_clip is not None for step in steps):
             raise ModelError("in bfloat16 rounding decides which tokens lose their advantage")
         exact_dtype = torch.float32 if after.rounded else torch.float64
-        high = self._model(rounded=False, dtype=exact_dtype, scale=_scale(after))
-        low = self._model(rounded=after.rounded, dtype=torch.float32, scale=_scale(after))
+        high, low = (self._model(after.rounded, _scale(after), exact) for exact in (True, False))
         teachers = self._teacher(False, exact_dtype), self._teacher(after.rounded, torch.float32)
         start = _start(low, after)
         before = self._before(begin, start)
@@ -236,13 +236,22 @@ class _Records:
         return None if self._taught_by is None else _load(self._taught_by, rounded, dtype, None)
 
     @functools.cache  # noqa: B019
-    def _model(self, *, rounded: bool, dtype: torch.dtype, scale: float | None) -> PlainModel:
-        return _load(self._base, rounded, dtype, scale)
+    def _model(self, rounded: bool, scale: float | None, exact: bool) -> PlainModel:
+        """The model in the precision of the run or, `exact`, in a higher one."""
+        lora, four_bits = self._config.trainer.lora, None
+        if lora is not None and lora.base == "nf4":
+            served = not learns_from_rows(self._config)  # the engine's own, which it loads in its type
+            before = torch.bfloat16 if rounded and served else torch.float32
+            four_bits = FourBits(before=before, other=not exact)
+        dtype = torch.float64 if exact and not rounded else torch.float32
+        return _load(self._base, rounded and not exact, dtype, scale, four_bits)
 
 
-def _load(folder: Path, rounded: bool, dtype: torch.dtype, scale: float | None) -> PlainModel:
+def _load(
+    folder: Path, rounded: bool, dtype: torch.dtype, scale: float | None, four_bits: FourBits | None = None
+) -> PlainModel:
     try:
-        return PlainModel(folder, rounded=rounded, dtype=dtype, adapter_scale=scale)
+        return PlainModel(folder, rounded=rounded, dtype=dtype, adapter_scale=scale, four_bits=four_bits)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"transformers cannot load {folder}: {error}") from error
 

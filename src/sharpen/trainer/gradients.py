@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sharpen.families.nf4 import NF4Linear
 from sharpen.trainer.critic import Critic
 from sharpen.trainer.loss import Loss
 from sharpen.trainer.model import TrainedModel
@@ -41,8 +42,9 @@ class Gradients:
     """Gradients by the names of parameters; one that got none is missing. `names` are all parameters of the policy that
     train. `weights` are the adapters that the gradients were computed at (none if all weights train: these are those of
     the model's files), `critic_weights` the critic's head. `rounded` is whether products were computed in bfloat16,
-    `has_experts` whether tokens choose experts: `routes` are those chosen, for each sequence (N, L, K). All but the
-    first rank return empty arrays."""
+    `in_4_bits` the type from which frozen layers were rounded to 4 bits, if they were, `has_experts` whether tokens
+    choose experts: `routes` are those chosen, for each sequence (N, L, K). All but the first rank return empty
+    arrays."""
 
     names: frozenset[str]
     policy: Arrays
@@ -50,6 +52,7 @@ class Gradients:
     weights: Arrays = field(default_factory=dict)
     critic_weights: Arrays = field(default_factory=dict)
     rounded: bool = False
+    in_4_bits: torch.dtype | None = None
     has_experts: bool = False
     routes: tuple[RouteArray | None, ...] = ()
 
@@ -84,6 +87,7 @@ def compute_gradients(
             weights=_gathered(team, adapters),
             critic_weights=_gathered(team, heads),
             rounded=policy.compute_dtype == torch.bfloat16,
+            in_4_bits=next((one.state.dtype for one in policy.module.modules() if isinstance(one, NF4Linear)), None),
             has_experts=policy.routing is not None,
             routes=tuple(one.routes_NLK for one in experiences),
         )

@@ -1,0 +1,73 @@
+"""Numbers in 4 and 8 bits, written out to repeat an update.
+
+In: weights. Out: what is left of them in NF4 with quantized scales (Dettmers et al. 2023, arXiv 2305.14314). Nothing is
+shared with `families.nf4` or bitsandbytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+Tensor = torch.Tensor
+
+_NF4 = (
+    (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    (-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    (0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    (0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+"""The sixteen values (appendix E)."""
+_SMALL, _LARGE = 64, 256
+"""Values with a scale of their own in 4 and in 8 bits."""
+_SURE, _UNSURE = 2.0**-22, 2.0**-15
+"""How near the middle between two values, of 4 and of 8 bits, either may be taken: bitsandbytes divides, or multiplies
+by an inverse; its kernel for processors looks 8 bits up in steps of 2^-15, so that it is up to half of one off."""
+_LEAST = 1e-38
+
+
+@functools.cache
+def dynamic_values(*, signed: bool) -> Tensor:
+    """Return the 256 values of 8 bits (Dettmers, arXiv 1511.04561; 2110.02861, section 1.3): for each of seven powers
+    of ten twice as many as for the one below, in the middles of equal steps; 0 and 1; with a sign, of both signs."""
+    powers = []
+    for power in range(7):
+        edges = torch.linspace(0.1, 1.0, 2 ** (power if signed else power + 1) + 1)
+        powers.append(10.0 ** (power - 6) * ((edges[:-1] + edges[1:]) / 2))
+    negative = [-values for values in powers] if signed else []
+    return torch.cat([*powers, *negative, torch.tensor([0.0, 1.0])]).sort().values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FourBits:
+    """How frozen weights were rounded to 4 bits: from what type; and whether, where two values are all but equally
+    near, to the `other` one, since kernels differ in that."""
+
+    before: torch.dtype
+    other: bool
+
+    def rounded(self, weight: Tensor) -> Tensor:
+        """Return what a weight (outputs, inputs) is in 4 bits, in float32."""
+        missing = -weight.shape[1] % _SMALL
+        whole = torch.nn.functional.pad(weight.to(self.before).float(), (0, missing))
+        blocks = whole.reshape(-1, _SMALL)
+        scales = blocks.abs().amax(1, keepdim=True)
+        values = _nearest(blocks / scales.clamp(min=_LEAST), torch.tensor(_NF4).flatten(), _SURE, other=self.other)
+        return (values * self._scales(scales[:, 0])[:, None]).reshape(whole.shape)[:, : weight.shape[1]]
+
+    def _scales(self, scales: Tensor) -> Tensor:
+        """What the scales of blocks are in 8 bits: how far they are from their mean."""
+        mean = scales.mean()
+        apart = torch.nn.functional.pad(scales - mean, (0, -len(scales) % _LARGE)).reshape(-1, _LARGE)
+        largest = apart.abs().amax(1, keepdim=True)
+        values = _nearest(apart / largest.clamp(min=_LEAST), dynamic_values(signed=True), _UNSURE, other=self.other)
+        return (values * largest).flatten()[: len(scales)] + mean
+
+
+def _nearest(numbers: Tensor, values: Tensor, unsure: float, *, other: bool) -> Tensor:
+    """Return for each number the nearest of the sorted values, or the other one of two between which it is `unsure`."""
+    middles = (values[:-1] + values[1:]) / 2
+    below, here, above = (torch.bucketize(numbers + shift, middles) for shift in (-unsure, 0.0, unsure))
+    return values[below + above - here if other else here]
