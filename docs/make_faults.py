@@ -86,7 +86,8 @@ def _updates() -> Part:
         "(`tests/certificate/test_retrain_faults.py` and its neighbours)."
     )
     rows = []
-    for name, ((algorithm, settings), _) in (_table("test_retrain_faults") | _table("test_retrain_teacher")).items():
+    tables = [_table(f"test_retrain_{part}") for part in ("faults", "teacher", "expert")]
+    for name, ((algorithm, settings), _) in (pair for table in tables for pair in table.items()):
         kind = {} if algorithm == "grpo" else {"algorithm": algorithm}
         rows.append((name + _with(kind | settings), "the updates, made once more"))
     rows += [(f"in a mixture of experts, {name}", "the updates, made once more") for name in _table(EXPERTS)]

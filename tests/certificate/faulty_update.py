@@ -18,6 +18,7 @@ from sharpen.certificate.lineage import read_lineage
 from sharpen.certificate.retrain import Retrained, retrain
 from sharpen.experience.draw import draw_batches
 from sharpen.experience.reading import read_groups_at
+from sharpen.run.expert import make_expert_rows, read_expert_rows
 from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.trainer import Trainer
 from sharpen.trainer.work import Minibatch
@@ -80,7 +81,13 @@ class FaultyUpdate:
         algorithm = algorithm_of(config)
         groups = read_groups_at(run / "run.db", read_lineage(run).groups[STEP])
         drawn = draw_batches(groups, algorithm, config.trainer.num_minibatches)
+        rows = make_expert_rows(config, algorithm, read_expert_rows(config, algorithm), Path(config.model.model_path))
+        if rows is not None:
+            for _ in range(STEP - 1):
+                rows.order.draw()
+            drawn, _, _ = rows.join(drawn)
         self.batches = [list(batch.experiences) for batch in drawn]
+        self.experts = [list(batch.experts) for batch in drawn]
         self.trainer = Trainer.load(
             TrainerPlan(
                 model_path=Path(config.model.model_path),
@@ -100,7 +107,8 @@ class FaultyUpdate:
 
     def train(self) -> None:
         """Make the step and save its checkpoint."""
-        self.trainer.train_step([Minibatch(experiences=batch) for batch in self.batches], step=STEP)
+        both = zip(self.batches, self.experts, strict=False)  # a fault may leave out a batch
+        self.trainer.train_step([Minibatch(experiences=one, experts=rows) for one, rows in both], step=STEP)
         self.save()
 
     def save(self) -> None:

@@ -124,7 +124,6 @@ def test_adapters_are_repeated_from_what_they_were_at_the_start(tmp_path, toy_mo
     [
         ({"trainer.optimizer": "adamw_8bit"}, "the optimizer is adamw_8bit"),
         ({"trainer.balance_coef": 0.1}, "a balance loss of experts is added"),
-        ({"algorithm.algorithm_type": "mix"}, "an expert's rows train beside the rollouts"),
         ({"algorithm.algorithm_type": "jsd", "loss.advantage": "gae"}, "a critic learns what a teacher gives"),
         ({"distill.teacher_path": "/nowhere"}, "distill.teacher_path"),
         (

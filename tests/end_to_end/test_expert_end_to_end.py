@@ -182,7 +182,7 @@ def test_a_steps_rows_are_split_evenly_over_its_updates_each_normalized_by_itsel
         ),
         weighing=replace(SFT, aggregation=algorithm.aggregation),
     )
-    batches, checks = rows.join([make_batch((), algorithm)] * 3)
+    batches, checks, _ = rows.join([make_batch((), algorithm)] * 3)
     assert [batch.num_expert_rows for batch in batches] == [2, 3, 3]
     names = [one.rollout_id for batch in batches for one in batch.experts]
     assert len(set(names)) == 8

@@ -48,3 +48,12 @@ def test_rows_that_were_taught(tmp_path: Path) -> None:
     journal.close()
     assert used_rows_unchanged(path, tasks(**{"train/0": {"question": "repaired"}}))
     assert not used_rows_unchanged(path, tasks(**{"train/1": {"question": "another"}}))
+
+
+def test_an_experts_rows_beside_rollouts_are_none_of_the_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    with Journal(path) as journal:
+        journal.add(Group(id="1/train/2", task=tasks()[2], version=0, rollouts=()))
+        journal.add_taught(1, [held_out_row(Task(id="expert/rows/0", index=0, row={"prompt": "a", "response": "b"}))])
+    assert changed_rows(path, tasks()) == []
+    assert used_rows_unchanged(path, tasks())

@@ -187,6 +187,8 @@ def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, 
     if not learns_from_rows(config):
         loss = LossRules.of(config)
         reasons += without_formula(config)
+        if config.expert.dataset is not None:
+            reasons.append("an expert's rows train beside the rollouts")
         if loss.policy_loss not in POLICY_LOSSES:
             reasons.append(f"{loss.policy_loss} is a loss of your own")
     try:

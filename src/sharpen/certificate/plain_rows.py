@@ -19,7 +19,8 @@ from sharpen.certificate.plain_adamw import Rates
 from sharpen.certificate.plain_model import PlainSequence
 from sharpen.certificate.plain_steps import row_loss, unrepeatable
 from sharpen.certificate.plain_update import PlainStep
-from sharpen.certificate.rows import read_lessons
+from sharpen.certificate.rows import read_expert_lessons, read_lessons
+from sharpen.certificate.rules import Rules
 from sharpen.config.run import RunConfig
 from sharpen.supervised.lessons import Lesson
 from sharpen.types import Experience
@@ -39,14 +40,34 @@ class RowSteps:
             return reason
         if lessons is None:
             return next(iter(self._missing), "its rows are not those of the dataset any more")
-        parts = config.trainer.num_minibatches
-        bounds = [len(lessons) * part // parts for part in range(parts + 1)]
-        updates = [[*_update(lessons[start:end], config)] for start, end in pairwise(bounds)]
+        updates = _updates(lessons, config.trainer.num_minibatches, config, config.loss.constant_length)
         loss, pairs = row_loss(config)
         return PlainStep(updates=updates, epochs=config.trainer.epochs, loss=loss, rates=Rates.of(config), pairs=pairs)
 
 
-def _update(lessons: Sequence[Lesson], config: RunConfig) -> Iterator[PlainSequence]:
+class ExpertRowSteps:
+    """The rows of an expert in the steps of a run with rollouts."""
+
+    def __init__(self, run_dir: Path, settings: Settings) -> None:
+        self._settings = settings
+        self._lessons, self._missing = read_expert_lessons(run_dir, settings.now)
+
+    def updates(self, step: int, parts: int) -> list[list[PlainSequence]] | str:
+        """Return the sequences of each of the `parts` updates of a step, or say why they are not known."""
+        if step not in self._lessons:
+            return self._missing
+        config = self._settings.config(step)
+        lessons = [lesson for lesson in self._lessons[step] if lesson.experiences]
+        return _updates(lessons, parts, config, Rules.of(config).constant_length)
+
+
+def _updates(lessons: Sequence[Lesson], parts: int, config: RunConfig, length: int | None) -> list[list[PlainSequence]]:
+    """Split lessons evenly over updates. `length` is that of the aggregation by a constant length."""
+    bounds = [len(lessons) * part // parts for part in range(parts + 1)]
+    return [[*_update(lessons[start:end], config, length)] for start, end in pairwise(bounds)]
+
+
+def _update(lessons: Sequence[Lesson], config: RunConfig, length: int | None) -> Iterator[PlainSequence]:
     """Yield the sequences of an update. A turn of a row counts as a call, the row as a rollout."""
     numbered = [(number, one) for number, lesson in enumerate(lessons) for one in lesson.experiences]
     places = [np.flatnonzero(one.loss_mask_T) for _, one in numbered]
@@ -63,7 +84,7 @@ def _update(lessons: Sequence[Lesson], config: RunConfig) -> Iterator[PlainSeque
             "sequence-mean-token-mean": [len(of_turn) * of_turn[key] for key in keys],
             "sequence-mean-token-sum": [len(of_turn)] * len(keys),
             "rollout-mean": [len(of_row) * of_row[number]] * len(keys),
-            "constant-length": [len(of_row) * (config.loss.constant_length or 0)] * len(keys),
+            "constant-length": [len(of_row) * (length or 0)] * len(keys),
         }
         yield _sequence(one, of_one, 1.0 / torch.tensor(shares[aggregation], dtype=torch.float64))
 

@@ -6,7 +6,7 @@ calls train, with which advantage and weight, comes from `expectation`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from sharpen.certificate.loss_rules import LossRules
 from sharpen.certificate.plain_adamw import Rates
 from sharpen.certificate.plain_clip import EntropyClip
 from sharpen.certificate.plain_credit import Episodes
+from sharpen.certificate.plain_expert import ExpertLoss
 from sharpen.certificate.plain_model import PlainSequence
 from sharpen.certificate.plain_teacher import Teaching
 from sharpen.certificate.plain_update import PairLoss, PlainStep
@@ -29,12 +30,18 @@ from sharpen.experience.reading import read_groups_at
 from sharpen.token_masks import TokenMasks, allowed
 from sharpen.types import RouteArray
 
+ExpertRows = Callable[[int, int], list[list[PlainSequence]] | str]
+"""Gives an expert's rows in each of so many updates of a step, or says why they are not known."""
+
 
 class RolloutSteps:
     """The steps of a run with rollouts."""
 
-    def __init__(self, run_dir: Path, lineage: Lineage, settings: Settings, base: Path) -> None:
-        """`base` is the folder of the model before training."""
+    def __init__(
+        self, run_dir: Path, lineage: Lineage, settings: Settings, base: Path, expert: ExpertRows | None = None
+    ) -> None:
+        """`base` is the folder of the model before training, `expert` gives the rows of one, if the run has one."""
+        self._expert = expert
         self._journal, self._lineage, self._settings, self._base = run_dir / "run.db", lineage, settings, base
         self._placed = read_step_groups(self._journal)
         self._masks = TokenMasks.of_folder(base)
@@ -48,8 +55,13 @@ class RolloutSteps:
         updates: list[list[PlainSequence]] = [[] for _ in range(1 + max((one.update for one in expected), default=-1))]
         for one in expected:
             updates[one.update].append(self._sequence(one))
+        lessons = self._lessons(step, config)
+        if isinstance(lessons, str):
+            return lessons
         return PlainStep(
             updates=updates,
+            lessons=lessons,
+            expert=ExpertLoss.of(config, step),
             epochs=config.trainer.epochs,
             loss=LossRules.of(config),
             rates=Rates.of(config),
@@ -58,6 +70,17 @@ class RolloutSteps:
             entropy_clip=EntropyClip.of(rules),
             teaching=Teaching.of(config),
         )
+
+    def _lessons(self, step: int, config: RunConfig) -> list[list[PlainSequence]] | str:
+        """The rows of an expert in each update: as many updates as there are groups to train, up to those asked for,
+        and at least one."""
+        if self._expert is None:
+            return []
+        delivered = read_delivery(self._journal, step)
+        if delivered is None:
+            return "the run did not record into which updates its groups went"
+        trained = sum(one.left_out is None for one in delivered.places)
+        return self._expert(step, max(1, min(config.trainer.num_minibatches, trained)))
 
     def _expected(self, step: int) -> Sequence[ExpectedCall]:
         fresh = read_groups_at(self._journal, self._lineage.groups[step])
@@ -133,7 +156,6 @@ def without_formula(config: RunConfig) -> Iterator[str]:
     rules = Rules.of(config)
     cases = {
         "a critic learns what a teacher gives": rules.teacher and rules.formula.critic,
-        "an expert's rows train beside the rollouts": rules.expert,
     }
     yield from (reason for reason, applies in cases.items() if applies)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import torch
 
@@ -20,6 +21,7 @@ from sharpen.certificate.loss_rules import LossRules
 from sharpen.certificate.plain_adamw import Rates, State, adamw
 from sharpen.certificate.plain_clip import EntropyClip, entropy_terms
 from sharpen.certificate.plain_credit import Credit, Episodes, Tokens, assign
+from sharpen.certificate.plain_expert import ExpertLoss
 from sharpen.certificate.plain_losses import (
     POLICY_LOSSES,
     adapted_coefficient,
@@ -46,7 +48,7 @@ class PairLoss:
 class PlainStep:
     """A step: its updates with their sequences, each rollout's calls one after the other, repeated `epochs` times.
     `pairs`: rows are pairs of answers. `episodes`: advantages are a critic's. `entropy_clip` leaves tokens out;
-    `teaching` is by another model."""
+    `teaching` is by another model. `lessons` are an expert's rows in each update, with the loss `expert`."""
 
     updates: Sequence[Sequence[PlainSequence]]
     epochs: int
@@ -57,6 +59,8 @@ class PlainStep:
     critic_rates: Rates | None = None
     entropy_clip: EntropyClip | None = None
     teaching: Teaching | None = None
+    lessons: Sequence[Sequence[PlainSequence]] = ()
+    expert: ExpertLoss | None = None
 
 
 def make_steps(
@@ -95,14 +99,18 @@ def _make_step(
     }
     apart: list[Tensor] = []
     for _ in range(step.epochs):
-        for update in filter(None, step.updates):
+        for update, lessons in zip_longest(step.updates, step.lessons, fillvalue=()):
+            if not update and not lessons:
+                continue
             weights = {name: tensor.detach().requires_grad_() for name, tensor in state.weights.items()}
             part = [scored[id(one)] for one in update]
             apart += (
                 _backward_pairs(model, part, weights, rules, step.pairs)
                 if step.pairs
-                else _backward(model, part, weights, rules)
+                else _backward(model, part, weights, rules, 1.0 if step.expert is None else 1.0 - step.expert.mu)
             )
+            if step.expert is not None:
+                _backward_lessons(model, lessons, weights, step.expert)
             if step.teaching is not None and not step.teaching.by_sample:
                 _backward_taught(model, update, weights, step.teaching, teacher)
             if state.critic is not None and step.critic_rates is not None:
@@ -182,10 +190,22 @@ def _backward_taught(
         (one.weights_S.to(loss_S) * loss_S).sum().backward()  # type: ignore[no-untyped-call]
 
 
-def _backward(model: PlainModel, part: Sequence[_Scored], weights: Tensors, rules: LossRules) -> list[Tensor]:
-    """Add the gradient of an update to the weights. Return the divergence from the reference, token by token."""
+def _backward_lessons(
+    model: PlainModel, lessons: Sequence[PlainSequence], weights: Tensors, expert: ExpertLoss
+) -> None:
+    """Add the gradient of an expert's rows."""
+    for one in lessons:
+        loss_S = expert.losses(model.logprobs(one, weights)[0])
+        (one.weights_S.to(loss_S) * loss_S).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _backward(
+    model: PlainModel, part: Sequence[_Scored], weights: Tensors, rules: LossRules, share: float
+) -> list[Tensor]:
+    """Add the gradient of an update to the weights; the policy loss counts `share`. Return the divergence from the
+    reference, token by token."""
     kept = _kept(model, part, weights, rules)
-    return [_backward_one(model, one, kept_S, weights, rules) for one, kept_S in zip(part, kept, strict=True)]
+    return [_backward_one(model, one, kept_S, weights, rules, share) for one, kept_S in zip(part, kept, strict=True)]
 
 
 def _kept(model: PlainModel, part: Sequence[_Scored], weights: Tensors, rules: LossRules) -> list[Tensor]:
@@ -204,7 +224,9 @@ def _recorded(one: PlainSequence, now_S: Tensor) -> Tensor:
     return one.recorded_S.to(now_S) if one.whole else now_S.detach()
 
 
-def _backward_one(model: PlainModel, one: _Scored, kept_S: Tensor, weights: Tensors, rules: LossRules) -> Tensor:
+def _backward_one(
+    model: PlainModel, one: _Scored, kept_S: Tensor, weights: Tensors, rules: LossRules, share: float
+) -> Tensor:
     now_S, entropy_S = model.logprobs(one.sequence, weights)
     recorded_S = _recorded(one.sequence, now_S)
     base_S = recorded_S if one.before_S is None else one.before_S
@@ -213,7 +235,7 @@ def _backward_one(model: PlainModel, one: _Scored, kept_S: Tensor, weights: Tens
     loss_S = POLICY_LOSSES[rules.policy_loss](now_S, base_S, advantages_S, **arguments)
     if one.before_S is not None:
         loss_S = loss_S * behaviour_weight(rules, one.before_S, recorded_S)
-    apart_S = torch.zeros_like(now_S)
+    loss_S, apart_S = share * loss_S, torch.zeros_like(now_S)
     if one.reference_S is not None and not rules.kl_in_reward:
         apart_S = divergence(rules, now_S, one.reference_S, recorded_S)
         loss_S = loss_S + rules.kl_coef * apart_S

@@ -136,7 +136,12 @@ class _Records:
 
             self._steps: RolloutSteps | RowSteps = RowSteps(run_dir, self._settings)
         else:
-            self._steps = RolloutSteps(run_dir, self.lineage, self._settings, self._base)
+            expert = None
+            if config.expert.dataset is not None:
+                from sharpen.certificate.plain_rows import ExpertRowSteps
+
+                expert = ExpertRowSteps(run_dir, self._settings).updates
+            self._steps = RolloutSteps(run_dir, self.lineage, self._settings, self._base, expert)
 
     @property
     def saved_until(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sharpen.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
+from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, resolve_supervised
 from sharpen.certificate.certificate import Certificate, LossGaps, add_up, problems_of, recorded_certificate
 from sharpen.certificate.lineage import read_lineage
 from sharpen.certificate.saved_weights import SavedWeights
@@ -21,14 +21,14 @@ from sharpen.config.run import RunConfig
 from sharpen.errors import DatasetError, ModelError
 from sharpen.execution.model_files import model_folder, quiet_transformers
 from sharpen.experience.reading import StepRecord, read_checks, read_steps, read_taught
-from sharpen.experience.records import TaughtRow
+from sharpen.experience.records import EXPERT, TaughtRow
 from sharpen.supervised.batches import split, weighted
 from sharpen.supervised.checks import check_step
-from sharpen.supervised.data import make_tutor, read_data
+from sharpen.supervised.data import load_rows, make_tutor, read_data
 from sharpen.supervised.lessons import Lesson, Tutor
 from sharpen.supervised.taught import HELD_OUT, row_digest, taught_row
 from sharpen.tasks.data import RunData
-from sharpen.tasks.order import distinct
+from sharpen.tasks.order import TaskOrder, distinct
 from sharpen.tasks.selection import make_order
 from sharpen.types import Check
 
@@ -100,6 +100,34 @@ def read_lessons(run_dir: Path, config: RunConfig) -> tuple[dict[int, list[Lesso
     steps = {record.step: record for record in read_lineage(run_dir).steps}
     _rows(run_dir, config, algorithm, data, tutor, steps, found)
     return found.lessons, found.missing
+
+
+def read_expert_lessons(run_dir: Path, config: RunConfig) -> tuple[dict[int, list[Lesson]], str]:
+    """Return the lessons of an expert's rows in each step, as the run's order draws them, of the steps whose recorded
+    rows are these; and why others are missing."""
+    assert config.expert.dataset is not None
+    algorithm = SUPERVISED["sft"]
+    try:
+        rows = load_rows(config.expert.dataset, algorithm.data, config.supervised)
+        tutor = make_tutor(config, algorithm, _folder(run_dir, config))
+    except (DatasetError, ModelError) as error:
+        return {}, str(error)
+    order = TaskOrder(len(rows), config.seed, config.expert.batch_size or config.algorithm.batch_size)
+    noted, lessons, missing = read_taught(run_dir / "run.db"), {}, "the run did not record the expert's rows"
+    for step in range(1, max(noted, default=0) + 1):
+        drawn = [rows[place] for place in order.draw()]
+        names = [f"{EXPERT}{name}" for name in distinct([row.id for row in drawn])]
+        try:
+            made = [tutor.lesson(row, name) for row, name in zip(drawn, names, strict=True)]
+        except DatasetError as error:
+            missing = f"the expert's rows are others than they were: {error}"
+            continue
+        again = [taught_row(row, lesson) for row, lesson in zip(drawn, made, strict=True)]
+        if again == noted.get(step):
+            lessons[step] = made
+        elif step in noted:
+            missing = "the expert's rows, or their order, are others than those that were recorded"
+    return lessons, missing
 
 
 def _counts(step: int, rows: Sequence[TaughtRow], record: StepRecord | None) -> Iterator[str]:

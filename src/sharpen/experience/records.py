@@ -161,8 +161,8 @@ _MAX_CANDIDATES = 8
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TaughtRow:
-    """A row of a supervised step: its number of loss tokens (0 if it was left out, for example as `too_long`), and
-    digests of its content in the dataset and of the sequences made from it."""
+    """A row of a supervised step, or an expert's beside rollouts: its number of loss tokens (0 if it was left out, for
+    example as `too_long`), and digests of its content in the dataset and of the sequences made from it."""
 
     row_id: str
     num_tokens: int

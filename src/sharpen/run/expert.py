@@ -1,7 +1,7 @@
 """Expert rows, which train together with the rollouts of a step.
 
-In: the configured rows, and a step's batches of rollouts. Out: the same batches with the expert's sequences added, and
-the certificate's checks of these. Rows are read, rendered and weighted as in `sft`.
+In: the configured rows, and a step's batches of rollouts. Out: the same batches with the expert's sequences added, the
+certificate's checks of these, and the records of the rows. Rows are read, rendered and weighted as in `sft`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.experience.draw import Batch
-from sharpen.experience.records import EXPERT
+from sharpen.experience.records import EXPERT, TaughtRow
 from sharpen.supervised.batches import split, weighted
 from sharpen.supervised.checks import check_step
 from sharpen.supervised.data import load_rows, make_tutor
 from sharpen.supervised.lessons import Tutor
+from sharpen.supervised.taught import taught_row
 from sharpen.tasks.order import TaskOrder, distinct
 from sharpen.types import Check, Task
 
@@ -37,8 +38,9 @@ class ExpertRows:
     tutor: Tutor
     weighing: SupervisedAlgorithm
 
-    def join(self, batches: Sequence[Batch]) -> tuple[tuple[Batch, ...], tuple[Check, ...]]:
-        """Draw the rows of a step, spread them evenly over its updates, and return the new batches and the checks.
+    def join(self, batches: Sequence[Batch]) -> tuple[tuple[Batch, ...], tuple[Check, ...], tuple[TaughtRow, ...]]:
+        """Draw the rows of a step, spread them evenly over its updates, and return the new batches, the checks, and
+        the rows for the records.
 
         Weights are normalized over the rows of each update. Raises `DatasetError` for a row that cannot be read, or
         that is too long where the settings refuse such rows.
@@ -55,7 +57,8 @@ class ExpertRows:
         )
         too_long = sum(lesson.too_long for lesson in lessons)
         joined = (replace(joined[0], num_expert_rows_too_long=too_long), *joined[1:])
-        return joined, check_step(lessons, updates, self.tutor)
+        taught = tuple(taught_row(row, lesson) for row, lesson in zip(rows, lessons, strict=True))
+        return joined, check_step(lessons, updates, self.tutor), taught
 
     def state(self) -> dict[str, Any]:
         """Return the position in the rows, as JSON."""

@@ -63,12 +63,12 @@ def changed_rows(journal: Path, rows: Sequence[Task]) -> list[str]:
 
 
 def _used_rows(journal: Path) -> dict[str, str | bytes]:
-    """Return what the journal has of each row that a run has used, by its id: its text, or the digest of a row that was
-    taught."""
+    """Return what the journal has of each row that a run has used, by its id: its text, or in a run without rollouts
+    the digest of a row that was taught."""
     if not journal.exists():
         return {}
     used: dict[str, str | bytes] = dict(read_task_rows(journal))
-    return used | {row.row_id: row.row_digest for step, some in read_taught(journal).items() if step for row in some}
+    return used or {row.row_id: row.row_digest for step, some in read_taught(journal).items() if step for row in some}
 
 
 def _is_unknown(known: str | bytes) -> bool:

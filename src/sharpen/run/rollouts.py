@@ -25,7 +25,7 @@ from sharpen.execution.trainers import AnyTrainer
 from sharpen.experience.draw import Batch, draw_batches
 from sharpen.experience.entropies import entropy_sums
 from sharpen.experience.journal import Journal
-from sharpen.experience.records import Delivery
+from sharpen.experience.records import Delivery, TaughtRow
 from sharpen.experience.replay import Replay, ReplayGroup, mixed, probe
 from sharpen.monitor.display import Display
 from sharpen.recipe import RolloutRecipe
@@ -43,7 +43,8 @@ from sharpen.types import CallStatus, Check, Experience, Group
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
     """A step that is about to train, at policy `version`: its own rollouts, the replayed groups, both together as
-    `groups` and as `batches`, the record of what the trainer receives, and the checks of the expert rows."""
+    `groups` and as `batches`, the record of what the trainer receives, and the checks and records of the expert
+    rows."""
 
     number: int
     version: int
@@ -53,6 +54,7 @@ class _Step:
     batches: tuple[Batch, ...]
     delivered: Delivery
     expert_checks: tuple[Check, ...]
+    taught: tuple[TaughtRow, ...]
 
     @property
     def fresh(self) -> tuple[Group, ...]:
@@ -155,8 +157,9 @@ class RolloutSource:
         groups = mixed(rolled_out.groups, [one.group for one in replayed], algorithm)
         batches = draw_batches(groups, algorithm, config.trainer.num_minibatches)
         expert_checks: tuple[Check, ...] = ()
+        taught: tuple[TaughtRow, ...] = ()
         if self.expert is not None:
-            batches, expert_checks = self.expert.join(batches)
+            batches, expert_checks, taught = self.expert.join(batches)
         return _Step(
             number=number,
             version=version,
@@ -166,6 +169,7 @@ class RolloutSource:
             batches=batches,
             delivered=delivery(batches, {one.group.id for one in replayed}),
             expert_checks=expert_checks,
+            taught=taught,
         )
 
     def _certify(self, step: _Step) -> tuple[Check, ...]:
@@ -234,6 +238,7 @@ class RolloutSource:
             checks=checks,
             trained=[one for batch in step.batches for one in (*batch.experiences, *batch.experts)],
             delivered=step.delivered,
+            taught=step.taught,
             entropies=() if trained is None else trained.entropies,
             reward=None if math.isnan(statistics.reward_mean) else statistics.reward_mean,
             flat=f"{statistics.num_flat_groups}/{statistics.num_groups}",
