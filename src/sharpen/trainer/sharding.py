@@ -67,6 +67,11 @@ def one_pass(module: Any, compute: Callable[[], Result]) -> Result:
     return result
 
 
+def is_on_cpu(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is whole in this process' memory, on no GPU."""
+    return tensor.device.type == "cpu" and not isinstance(tensor, DTensor)
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """Gather a sharded tensor, or add up its partial sums; return others as they are. Every rank must call this."""
     if not isinstance(tensor, DTensor):
