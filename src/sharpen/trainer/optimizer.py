@@ -26,7 +26,8 @@ def length(gradient: torch.Tensor) -> torch.Tensor:
     rows = flat[: len(flat) // _ROW * _ROW].view(-1, _ROW)
     lengths = [torch.linalg.vector_norm(rows, dim=1, dtype=kind)]
     lengths.append(torch.linalg.vector_norm(flat[rows.numel() :], dtype=kind)[None])
-    return torch.linalg.vector_norm(torch.cat(lengths), dtype=torch.float64).to(kind)
+    total: torch.Tensor = torch.linalg.vector_norm(torch.cat(lengths), dtype=torch.float64)
+    return total.to(kind)
 
 
 def learning_rate(update: int, peak: float, config: TrainerConfig, planned_updates: int) -> float:
