@@ -374,4 +374,4 @@ def _first_moments(state: State) -> dict[str, torch.Tensor]:
 
 
 def _arrays(arrays: Arrays) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return {name: torch.tensor(array) for name, array in arrays.items()}
