@@ -169,8 +169,11 @@ def assert_same_numbers(one: Any, many: Any, *, relative: float = 1e-6) -> None:
     for call in one.entropies:
         other = calls[call.rollout_id, call.call]
         np.testing.assert_allclose(other.entropies_S, call.entropies_S, rtol=max(relative, 2e-3))
-        np.testing.assert_allclose(other.log_ratios_S, call.log_ratios_S, rtol=max(relative, 2e-3), atol=1e-5)
-        np.testing.assert_array_equal(other.clipped_S, call.clipped_S)
+        np.testing.assert_allclose(
+            other.log_ratios_S, call.log_ratios_S, rtol=max(relative, 2e-3), atol=max(relative, 1e-5)
+        )
+        if relative < 1e-3:  # else rounding decides whether a ratio near a bound is clipped
+            np.testing.assert_array_equal(other.clipped_S, call.clipped_S)
 
 
 def assert_same_weights(one: Any, many: Any, *, absolute: float = 2e-6) -> None:
