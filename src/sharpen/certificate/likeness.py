@@ -127,12 +127,14 @@ def compare_gradients(
     exact: Mapping[str, torch.Tensor],
     rounded: Mapping[str, torch.Tensor],
     whose: str = "",
+    *,
+    factor: float = FACTOR,
 ) -> list[Gap]:
     """Compare the gradients of an update with the exact ones, and these with the rounded ones, in the order of the
-    exact ones. One that was not found is 0."""
+    exact ones. One that was not found is 0. `factor` is in place of `FACTOR`."""
     known = {name: found.get(name, torch.zeros_like(one)).double() for name, one in exact.items()}
     high, low = ({name: one.double() for name, one in many.items()} for many in (exact, rounded))
-    return list(_Kind(known, high, [low], {}, FACTOR).gaps(whose))
+    return list(_Kind(known, high, [low], {}, factor).gaps(whose))
 
 
 @dataclass(frozen=True, slots=True)
