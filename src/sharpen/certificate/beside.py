@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sharpen.certificate.certificate import Retrained
+from sharpen.execution.threads import num_cores
 
 _LOWEST = 19
 """The niceness of the process."""
@@ -28,13 +30,14 @@ class RepeatedBeside:
     def __init__(self, run_dir: Path, step: int, before: Path | None, after: Path) -> None:
         self.step = step
         self._began = time.perf_counter()
-        self._answer: tuple[bytes, bytes] = b"", b""
+        self._output = self._last_words = b""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process has ended)
         self._seconds = 0.0
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sharpen.certificate.beside", *map(str, (run_dir, step, after, before or ""))],
             stdin=subprocess.PIPE,  # the process ends when this closes
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             env={**os.environ, **_environment(os.environ)},
             start_new_session=True,  # Ctrl-C in the terminal is for the run alone
         )
@@ -60,10 +63,11 @@ class RepeatedBeside:
         """Return what was found, once it has ended; a process that failed has repeated nothing, and its last words say
         why."""
         assert self.ended
-        output, errors = self._answer
         if self._process.returncode == 0:
-            return Retrained.from_json(json.loads(output))
-        words = errors.decode(errors="replace").strip().splitlines() or [f"exit code {self._process.returncode}"]
+            return Retrained.from_json(json.loads(self._output))
+        words = self._last_words.decode(errors="replace").strip().splitlines() or [
+            f"exit code {self._process.returncode}"
+        ]
         return Retrained(not_repeated=(f"the updates of steps {self.step}: the process for it failed ({words[-1]})",))
 
     def close(self) -> None:
@@ -72,26 +76,18 @@ class RepeatedBeside:
         self._reader.join()
 
     def _read(self) -> None:
-        process = self._process
-        assert process.stdout is not None
-        assert process.stderr is not None
-        errors: list[bytes] = []
-        aside = threading.Thread(target=lambda: errors.append(process.stderr.read()), daemon=True)  # type: ignore[union-attr]
-        aside.start()
-        output = process.stdout.read()
-        aside.join()
-        process.wait()
-        self._answer = output, b"".join(errors)
+        assert self._process.stdout is not None
+        with self._process, self._errors:
+            self._output = self._process.stdout.read()
+            self._process.wait()
+            self._errors.seek(0)
+            self._last_words = self._errors.read()
         self._seconds = time.perf_counter() - self._began
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
 
 
 def num_threads() -> int:
     """Return how many threads it computes with: half of the cores, at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // 2)
+    return max(1, num_cores() // 2)
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:

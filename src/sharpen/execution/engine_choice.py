@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +17,7 @@ from sharpen.config.extras import install_command
 from sharpen.config.public import TunerModelConfig
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
+from sharpen.execution.threads import num_cores
 from sharpen.families.table import missing_images_in_vllm
 from sharpen.recipe import EngineChoice
 
@@ -37,7 +37,7 @@ class Machine:
 
     builds: Mapping[str, str]
     num_gpus: int
-    num_cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    num_cores: int = field(default_factory=num_cores)
 
     @property
     def vllm_for_cpu(self) -> bool:

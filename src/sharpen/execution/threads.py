@@ -1,10 +1,15 @@
 """Shares the processor's cores between torch's worker threads and the threads of Python code.
 
-In: nothing. Out: a process setting, made before torch is loaded.
+In: nothing. Out: the cores of this process, and a setting of it, made before torch is loaded.
 """
 
 import os
 import sys
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def let_idle_workers_sleep() -> None:

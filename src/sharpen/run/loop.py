@@ -74,7 +74,7 @@ class Loop:
         limit = TimeLimit(self.config.time_limit_s, self.display.message)
         with (
             contextlib.closing(self.source),
-            contextlib.closing(self.repeats or contextlib.ExitStack()),
+            contextlib.nullcontext() if self.repeats is None else contextlib.closing(self.repeats),
             self.checkpoints.saved_on_failure(self._position),
         ):
             evaluation_s = self._evaluate_before()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import time
 from collections.abc import Mapping
 
@@ -27,6 +26,7 @@ from sharpen.execution.isolated.messages import POLICY, Done, Failed, Logged, Mo
 from sharpen.execution.isolated.models import answer_of, card_of
 from sharpen.execution.isolated.process import Died, WorkerProcess
 from sharpen.execution.lost_attempts import HARD_GRACE_S, died_ending, held_ending
+from sharpen.execution.threads import num_cores
 from sharpen.execution.user_code import UserCode
 from sharpen.rollout.attempt import UserFunctions
 from sharpen.rollout.ending import Ending
@@ -173,8 +173,7 @@ class ProcessPool:
 
 def num_processes(config: RolloutConfig) -> int:
     """Return how many processes there are at most."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(config.num_processes or PER_CORE * cores, config.max_concurrent_rollouts)
+    return min(config.num_processes or PER_CORE * num_cores(), config.max_concurrent_rollouts)
 
 
 def _accesses(models: RolloutModels) -> Mapping[str, Access]:
