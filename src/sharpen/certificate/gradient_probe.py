@@ -164,7 +164,7 @@ def probe_gradients(
             exact = plain.gradients(exact=True)
         except ModelError as error:
             return GradientProbe(not_probed=str(error))
-        except (RuntimeError, ValueError) as error:  # of transformers' own code for this model, on a processor
+        except (ImportError, RuntimeError, ValueError) as error:  # of transformers' own code, on a processor
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
             return GradientProbe(not_probed=f"transformers' model does not compute here ({reason})")
     found = trainer.gradients(plain.experiences, plain.compared)

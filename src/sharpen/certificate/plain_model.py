@@ -76,7 +76,10 @@ class PlainModel:
         plain = {"trust_remote_code": False, "experts_implementation": "eager"}
         module = kind.from_pretrained(folder, dtype=torch.float32, **plain)
         self._pictures = Pictures(folder, module) if sees else None
-        self.module = module.eval().to(dtype).requires_grad_(False)
+        self.module = module.eval().requires_grad_(False)
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.is_floating_point():  # not the complex numbers of some models' positions
+                tensor.data = tensor.data.to(dtype)
         self._num_experts = num_experts_of(module.config)
         ends = (module.get_input_embeddings(), module.get_output_embeddings())
         self.tables = {name for name, own in module.named_parameters() if any(own is end.weight for end in ends)}

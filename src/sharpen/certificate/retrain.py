@@ -252,7 +252,7 @@ def _load(
 ) -> PlainModel:
     try:
         return PlainModel(folder, rounded=rounded, dtype=dtype, adapter_scale=scale, four_bits=four_bits)
-    except (OSError, ValueError, KeyError) as error:
+    except (ImportError, OSError, ValueError, KeyError) as error:
         raise ModelError(f"transformers cannot load {folder}: {error}") from error
 
 
