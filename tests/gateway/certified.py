@@ -7,6 +7,7 @@ batches, journal and audit, but without a model; and what `certify` says of it, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sharpen.algorithm.resolve import algorithm_of
@@ -19,7 +20,7 @@ from sharpen.config.load import ResolvedConfig, resolve, write_resolved
 from sharpen.experience.draw import draw_batches
 from sharpen.experience.journal import Journal
 from sharpen.experience.reading import read_trained
-from sharpen.types import Group
+from sharpen.types import Group, Rollout
 
 VERSION = 0
 """The policy version of a scripted engine."""
@@ -29,6 +30,7 @@ def certified(groups: Sequence[Group], run_dir: Path) -> tuple[Certificate, dict
     """The certificate of a step that trained these groups; and how many tokens of each call it trained, by the id of
     the rollout and the call's index."""
     run_dir.mkdir(exist_ok=True)
+    groups = [replace(group, rollouts=tuple(map(_not_drawn, group.rollouts))) for group in groups]
     run = _settings(groups)
     write_resolved(run_dir / "resolved.json", run)
     batches = draw_batches(groups, algorithm_of(run.config), 1)
@@ -45,6 +47,11 @@ def certified(groups: Sequence[Group], run_dir: Path) -> tuple[Certificate, dict
         journal.add_step(1, VERSION + 1, metrics, experiences, delivery(batches))
     trained = {(call.rollout_id, call.call): call.num_tokens for call in read_trained(run_dir / "run.db")}
     return certify(run_dir, logprobs=False), trained
+
+
+def _not_drawn(rollout: Rollout) -> Rollout:
+    """A rollout whose calls are not tested for how their tokens were drawn: a script said them."""
+    return replace(rollout, calls=tuple(replace(call, seeded=True) for call in rollout.calls))
 
 
 def _settings(groups: Sequence[Group]) -> ResolvedConfig:
