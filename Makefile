@@ -26,7 +26,7 @@ test-slow: .venv/installed
 # With a Python that already has torch for the GPU here, and the other dependencies: make test-gpu GPU_PYTHON=python3
 # Its libraries may be of other versions than ours, so that their warnings are only shown.
 GPU_PYTHON ?= $(BIN)/python
-GPU_TESTS ?= tests/gpu tests/inference tests/trainer
+GPU_TESTS ?= tests/gpu tests/engine tests/learning/trainer
 GPU_READY = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/installed)
 
 test-gpu: $(GPU_READY)
@@ -123,11 +123,11 @@ test-older-openai: .venv-openai2/installed
 # packages for Node, in .venv/node.
 test-view: .venv/installed .venv/node/installed .venv-docs/installed
 	command -v chromium >/dev/null || { apt-get update --quiet --quiet; apt-get install --quiet --yes --no-install-recommends chromium; }
-	PYTHONPATH=tests/sessions NODE_MODULES=.venv/node/node_modules $(BIN)/python -m pytest -p all_or_nothing --all-of tests/view/browser -m browser tests/view/browser
+	PYTHONPATH=tests/sessions NODE_MODULES=.venv/node/node_modules $(BIN)/python -m pytest -p all_or_nothing --all-of tests/show/view/browser -m browser tests/show/view/browser
 
-.venv/node/installed: .venv/installed tests/view/package.json tests/view/package-lock.json
+.venv/node/installed: .venv/installed tests/show/view/package.json tests/show/view/package-lock.json
 	mkdir -p .venv/node
-	cp tests/view/package.json tests/view/package-lock.json .venv/node
+	cp tests/show/view/package.json tests/show/view/package-lock.json .venv/node
 	cd .venv/node && npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
@@ -136,14 +136,14 @@ test-as-it-is: .venv-agentscope1/installed
 	PYTHONPATH=tests/sessions .venv-agentscope1/bin/python -m pytest -p all_or_nothing --all-of tests/as_it_is -m as_it_is tests/as_it_is
 
 # The exchange in a real PostgreSQL, Debian's package, on a socket in a temporary folder: what a folder passes, and more.
-POSTGRES_TESTS = tests/postgres tests/exchange tests/end_to_end/test_two_processes.py tests/serve/test_serve_replicas.py
+POSTGRES_TESTS = tests/postgres tests/placement/exchange tests/end_to_end/test_two_processes.py tests/serve/test_serve_replicas.py
 test-postgres: .venv/installed
 	command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { apt-get update --quiet --quiet; apt-get install --quiet --yes --no-install-recommends postgresql; }
 	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/postgres -m postgres $(POSTGRES_TESTS)
 
 # Every family of the table of models, each with a tiny random checkpoint.
 test-models: .venv/installed
-	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/models -m models tests/models
+	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/models/every_family -m models tests/models/every_family
 
 # Benchmarks, examples and commands of the documentation as they are printed there, with fewer of everything: do they run?
 test-documented: .venv/installed

@@ -27,8 +27,8 @@ import agentscope
 from gateway import Crowd, NullEngine, make_tokenizer, questions
 from report import OUT, machine
 
-from sharpen.compat.agentscope.console import silent_agents
-from sharpen.compat.agentscope.model import present
+from sharpen.agent.agentscope.console import silent_agents
+from sharpen.agent.agentscope.model import present
 from sharpen.gateway.gateway import Gateway
 
 PROMPT = "You are a helpful math problem solving agent."

@@ -40,12 +40,12 @@ from agent import MAX_CALLS, MAX_TOKENS, SYSTEM, TOOLS, calculator, judge
 
 from sharpen import WorkflowOutput
 from sharpen.config.load import resolve
-from sharpen.execution.local import LocalServing
-from sharpen.inference.engine import Engine, GenerateRequest, Generation
-from sharpen.monitor import spent
-from sharpen.monitor.statistics import Accuracy, Evaluation, by_mode
+from sharpen.contracts import Engine, GenerateRequest, Generation
+from sharpen.placement.local import LocalServing
 from sharpen.run.assembly import open_loop
 from sharpen.run.loop import Loop
+from sharpen.show.monitor import spent
+from sharpen.show.monitor.statistics import Accuracy, Evaluation, by_mode
 
 MEDIAN_S, PERCENTILE_95_S, Z_95 = 0.5, 3.0, 1.645
 IN_FLIGHT = 64

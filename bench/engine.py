@@ -36,9 +36,9 @@ import torch
 from report import finish
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 
-from sharpen.inference.embedded.engine import EmbeddedEngine
-from sharpen.inference.embedded.matmul import float32_matmul
-from sharpen.inference.engine import GenerateRequest
+from sharpen.contracts import GenerateRequest
+from sharpen.engine.embedded.engine import EmbeddedEngine
+from sharpen.engine.embedded.matmul import float32_matmul
 from sharpen.types import Sampling
 
 TARGETS = {

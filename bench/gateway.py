@@ -45,10 +45,10 @@ from report import finish
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from sharpen.execution.local import NEW_OBJECTS
+from sharpen.cli.starter.lessons import TEMPLATE
+from sharpen.contracts import GenerateRequest, Generation
 from sharpen.gateway.gateway import Gateway
-from sharpen.inference.engine import GenerateRequest, Generation
-from sharpen.starter.lessons import TEMPLATE
+from sharpen.placement.local import NEW_OBJECTS
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
 SCHEMA: Any = {"type": "object", "properties": {"expression": {"type": "string"}}}

@@ -30,9 +30,9 @@ import torch
 from report import finish
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
+from sharpen.contracts import GenerateRequest, Generation
+from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.gateway.gateway import Gateway
-from sharpen.inference.embedded.engine import EmbeddedEngine
-from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.types import CallStatus
 
 CALLS, AGENTS = 10, 16

@@ -25,10 +25,10 @@ import torch
 from report import finish
 from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from sharpen.inference.embedded.engine import EmbeddedEngine
-from sharpen.inference.engine import GenerateRequest
-from sharpen.trainer.model import TrainedModel
-from sharpen.trainer.packing import pack
+from sharpen.contracts import GenerateRequest
+from sharpen.engine.embedded.engine import EmbeddedEngine
+from sharpen.learning.trainer.model import TrainedModel
+from sharpen.learning.trainer.packing import pack
 from sharpen.types import Experience, Sampling
 
 TARGETS = {"prefill_full": 0.9, "prefill_window": 2.0, "train_full": 4.0}

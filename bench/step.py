@@ -29,8 +29,8 @@ import report
 import torch
 from agent import judge, run_agent
 
-from sharpen.certificate.beside import RepeatedBeside
 from sharpen.config.load import resolve
+from sharpen.evidence.certificate.beside import RepeatedBeside
 from sharpen.run.assembly import open_loop
 from sharpen.run.loop import Loop
 

@@ -36,12 +36,12 @@ import torch
 from agent import judge, run_agent
 
 from sharpen.config.load import resolve
-from sharpen.execution.local import LocalServing
-from sharpen.execution.ranks.processes import lay_out, view
-from sharpen.execution.ranks.rank import WeightSpec
-from sharpen.execution.ranks.shared_file import SharedFile
-from sharpen.inference.embedded.engine import EmbeddedEngine
-from sharpen.inference.vllm.weights_file import WeightsFile, map_file
+from sharpen.engine.embedded.engine import EmbeddedEngine
+from sharpen.engine.vllm.weights_file import WeightsFile, map_file
+from sharpen.placement.local import LocalServing
+from sharpen.placement.ranks.processes import lay_out, view
+from sharpen.placement.ranks.rank import WeightSpec
+from sharpen.placement.ranks.shared_file import SharedFile
 from sharpen.run.assembly import open_loop
 from sharpen.run.loop import Loop
 

@@ -33,14 +33,14 @@ import torch
 from report import finish
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 
-from sharpen.algorithm.resolve import resolve
 from sharpen.config.run import LossConfig
 from sharpen.config.trainer import TrainerConfig
-from sharpen.trainer.model import TrainedModel
-from sharpen.trainer.optimizer import Optimizer
-from sharpen.trainer.packing import Pack, pack
-from sharpen.trainer.parity import Tolerance
-from sharpen.trainer.trainer import Trainer
+from sharpen.learning.algorithm.resolve import resolve
+from sharpen.learning.trainer.model import TrainedModel
+from sharpen.learning.trainer.optimizer import Optimizer
+from sharpen.learning.trainer.packing import Pack, pack
+from sharpen.learning.trainer.parity import Tolerance
+from sharpen.learning.trainer.trainer import Trainer
 from sharpen.types import Experience
 
 TARGETS = {"packed": 2.0, "hybrid": 2.0}

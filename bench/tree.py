@@ -27,10 +27,10 @@ import torch
 from report import finish
 from trainer import compare, make_model, sharing_side
 
-from sharpen.algorithm.resolve import resolve
 from sharpen.config.run import LossConfig
-from sharpen.experience.draw import make_batch
-from sharpen.trainer.packing import Pack, pack
+from sharpen.learning.algorithm.resolve import resolve
+from sharpen.learning.experience.draw import make_batch
+from sharpen.learning.trainer.packing import Pack, pack
 from sharpen.types import Call, CallStatus, Experience, Group, Outcome, Rollout, Sampling, Task
 
 TARGETS = {"computed_tokens": 7.0, "sharing": 0.9, "step_time": 4.0}

@@ -43,7 +43,7 @@ Part = tuple[str, str, list[tuple[str, str]]]
 def _batches() -> Part:
     words = (
         "In what the trainer is about to receive: found before the update of the step in which it stands, and again "
-        "afterwards from the records, by the same check (`tests/certificate/test_planted_faults.py`)."
+        "afterwards from the records, by the same check (`tests/evidence/certificate/test_planted_faults.py`)."
     )
     faults = _table("test_planted_faults")
     return "Batches", words, [(name, ", ".join(f"`{one}`" for one in fault.found)) for name, fault in faults.items()]
@@ -52,7 +52,7 @@ def _batches() -> Part:
 def _draws() -> Part:
     words = (
         "In the engine's sampler, whose logprobs are right: found after the step in which so many tokens were drawn, "
-        "and again from the records (`tests/certificate/test_draws.py`)."
+        "and again from the records (`tests/evidence/certificate/test_draws.py`)."
     )
     faults = _table("test_draws")
     return "Draws", words, [(name, f"`draws`, within {most} tokens") for name, (_, _, most) in faults.items()]
@@ -62,7 +62,7 @@ def _verdict() -> Part:
     words = (
         "In the evaluations before and after: found at the run's end, when the verdict is computed again from their "
         "rollouts (`tests/run/test_verdict_faults.py`; some thirty more, planted in the records and in the summary, "
-        "in `tests/certificate/test_verdict_again.py`)."
+        "in `tests/evidence/certificate/test_verdict_again.py`)."
     )
     return "Verdict", words, [(name, "the verdict, computed again") for name in _table("test_verdict_faults")]
 
@@ -70,7 +70,7 @@ def _verdict() -> Part:
 def _gradients() -> Part:
     words = (
         "In the trainer's passes: found before the first step, by comparing the gradient of a small batch with a plain "
-        "loop's, parameter by parameter (`tests/certificate/test_gradient_probe.py`)."
+        "loop's, parameter by parameter (`tests/evidence/certificate/test_gradient_probe.py`)."
     )
     rows = []
     for name, (settings, _, where) in _table("test_gradient_probe").items():
@@ -83,7 +83,7 @@ def _updates() -> Part:
     words = (
         "In what the trainer makes of a right batch: found in the step in which it stands (the second of two), when "
         "its updates are made once more. No other check sees one of them "
-        "(`tests/certificate/test_retrain_faults.py` and its neighbours)."
+        "(`tests/evidence/certificate/test_retrain_faults.py` and its neighbours)."
     )
     rows = []
     tables = [_table(f"test_retrain_{part}") for part in ("faults", "teacher", "expert")]
@@ -106,7 +106,7 @@ def _table(module: str) -> dict[str, Any]:
 def _find_tests() -> None:
     """Let tests be imported, as pytest lets them import each other."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
-    folders = (str(ROOT / folder) for folder in ("tests/certificate", "tests/run", *settings["pythonpath"]))
+    folders = (str(ROOT / folder) for folder in ("tests/evidence/certificate", "tests/run", *settings["pythonpath"]))
     sys.path += [folder for folder in folders if folder not in sys.path]
 
 

@@ -1,4 +1,4 @@
-"""Makes the table of docs/use/memory.md: which model fits on which GPU, trained in which way, by `sharpen.plan`.
+"""Makes the table of docs/use/memory.md: which model fits on which GPU, trained in which way, by `sharpen.run.plan`.
 
 In: the shapes of published models, below. Out: the table, written into the page. Nothing is measured and no GPU is
 needed: it is arithmetic, as every plan before a run. It takes some minutes.
@@ -15,11 +15,11 @@ from typing import Any
 from transformers import PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from sharpen.config.load import resolve
-from sharpen.plan.case import Case, Models, read_models
-from sharpen.plan.hardware import GIB, Hardware
-from sharpen.plan.predict import plan
-from sharpen.plan.workload import expected
-from sharpen.recipe import TrainingRecipe, recipe_of
+from sharpen.learning.recipe import TrainingRecipe, recipe_of
+from sharpen.run.plan.case import Case, Models, read_models
+from sharpen.run.plan.hardware import GIB, Hardware
+from sharpen.run.plan.predict import plan
+from sharpen.run.plan.workload import expected
 
 PAGE = Path(__file__).parent / "use" / "memory.md"
 GPUS_GB = (16, 24, 48, 80, 141)

@@ -1,6 +1,6 @@
 """Writes reference/models.md from the table of families: `python docs/make_models.py`.
 
-In: `sharpen.families`. Out: the page, a row for each family.
+In: `sharpen.models`. Out: the page, a row for each family.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sharpen.families.support import COLUMNS, row_of
-from sharpen.families.table import FAMILIES
+from sharpen.models.support import COLUMNS, row_of
+from sharpen.models.table import FAMILIES
 
 PAGE = Path(__file__).with_name("reference") / "models.md"
 INTRODUCTION = """\
 # Models
 
-<!-- Written by docs/make_models.py from src/sharpen/families; a test compares the two. -->
+<!-- Written by docs/make_models.py from src/sharpen/models; a test compares the two. -->
 
 The families of models that Sharpen knows. `sharpen models` prints this table; `sharpen models PATH` answers for one
 checkpoint, by its `config.json` alone (a folder, or a name on the hub). `make test-models` takes a tiny random model

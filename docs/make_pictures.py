@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / folder) for folder in ("bench/view", "tests/view/browser")]
+sys.path[:0] = [str(HERE.parent / folder) for folder in ("bench/view", "tests/show/view/browser")]
 
 from browsed_runs import TOKEN, Served, serving  # noqa: E402
 from PIL import Image  # noqa: E402

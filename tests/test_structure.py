@@ -1,190 +1,74 @@
-"""The shape of the package: which room imports which, no circles, a light import, short functions.
+"""The shape of the package: rooms on floors, no circles, a light import, short functions.
 
-A room is a folder, or a file at the top of the package. Imports inside functions and under `TYPE_CHECKING` count.
+A room is a folder at the top of the package. Imports inside functions and under `TYPE_CHECKING` count.
 """
 
 import ast
-import functools
+import runpy
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import sharpen
 
 ROOT = Path(sharpen.__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
+HOUSE = runpy.run_path(str(DOCS / "make_architecture.py"))
 LONGEST = 60
 """Lines of a function, its signature and docstring included."""
-GROUND = {"types", "errors", "files", "interrupts", "host_memory", "config"}
-"""Rooms that every other may import."""
-IMPORTS: Mapping[str, set[str]] = {
-    "tasks": set(),
-    "config": {"tasks"},
-    "algorithm": set(),
-    "token_masks": set(),
-    "blockwise": set(),
-    "families": set(),
-    "transcript": set(),
-    "screen": set(),
-    "inference": {"token_masks", "blockwise", "families"},
-    "monitor": {"families", "screen"},
-    "starter": set(),
-    "rollout": {"transcript", "screen"},
-    "sync": set(),
-    "experience": {"algorithm"},
-    "sandbox": set(),
-    "gateway": {"inference", "sandbox"},
-    "exchange": {"rollout", "experience"},
-    "operators": set(),
-    "trainer": {"algorithm", "token_masks", "blockwise", "families"},
-    "compat": {"tasks", "algorithm", "rollout", "operators", "gateway"},
-    "recipe": {"algorithm", "sync", "experience"},
-    "execution": {
-        "algorithm",
-        "families",
-        "inference",
-        "rollout",
-        "sandbox",
-        "gateway",
-        "trainer",
-        "compat",
-        "recipe",
-    },
-    "plan": {"algorithm", "inference", "families", "trainer", "recipe"},
-    "decide": {"tasks", "algorithm", "monitor", "rollout", "operators", "trainer", "compat", "recipe", "execution"},
-    "supervised": {"tasks", "algorithm", "families", "inference", "experience", "operators", "gateway", "execution"},
-    "certificate": {"token_masks", "tasks", "algorithm", "sync", "experience", "trainer", "execution", "supervised"},
-    "doctor": {"starter", "trainer", "recipe", "execution", "certificate"},
-    "diagnose": {"algorithm", "monitor", "rollout", "experience", "recipe", "certificate"},
-    "run": {
-        "tasks",
-        "algorithm",
-        "monitor",
-        "rollout",
-        "sync",
-        "experience",
-        "exchange",
-        "operators",
-        "trainer",
-        "compat",
-        "recipe",
-        "execution",
-        "plan",
-        "decide",
-        "supervised",
-        "certificate",
-        "diagnose",
-    },
-    "several": {"monitor"},
-    "view": {"monitor", "rollout", "experience", "certificate", "diagnose", "transcript"},
-    "report": {"families", "monitor", "experience", "rollout", "trainer", "transcript", "view"},
-    "rescore": {"rollout", "transcript"},
-    "trials": {"monitor", "rollout"},
-    "model_selection": {"tasks", "monitor", "rollout", "recipe", "execution", "decide", "trials"},
-    "prompt_tune": {"tasks", "monitor", "rollout", "compat", "recipe", "execution", "decide", "trials"},
-    "serve": {
-        "tasks",
-        "algorithm",
-        "inference",
-        "rollout",
-        "experience",
-        "exchange",
-        "gateway",
-        "trainer",
-        "recipe",
-        "execution",
-        "decide",
-        "run",
-    },
-    "record": {"transcript", "experience", "rollout", "gateway", "execution", "run", "serve"},
-    "tuning": {"algorithm", "monitor", "rollout", "compat", "decide", "run", "report"},
-    "cli": {
-        "families",
-        "starter",
-        "several",
-        "rescore",
-        "doctor",
-        "report",
-        "algorithm",
-        "monitor",
-        "rollout",
-        "experience",
-        "trainer",
-        "compat",
-        "recipe",
-        "exchange",
-        "execution",
-        "plan",
-        "certificate",
-        "diagnose",
-        "decide",
-        "run",
-        "serve",
-        "record",
-        "tuning",
-        "gateway",
-        "transcript",
-        "screen",
-        "view",
-    },
-    "__main__": {"cli"},
-}
-"""What each room imports beside the ground, from the ground up: a room imports only what stands above it here."""
+ROOMS = (
+    {"config"},
+    {"agent", "models"},
+    {"engine", "gateway"},
+    {"learning"},
+    {"compat", "evidence", "placement"},
+    {"show"},
+    {"run"},
+    {"beyond", "serve"},
+    {"cli"},
+)
+"""The rooms by floor, from the ground up: a room imports only what is on a floor below its own."""
 
 
-@functools.cache
-def imports() -> dict[str, set[str]]:
-    """The modules of the package that each file imports, by paths in the package."""
-    return {path: set(_imported(path)) for path in map(str, _files()) if path != "__init__.py"}
+def imports() -> dict[str, frozenset[str]]:
+    return HOUSE["imports"]()
 
 
-def _files() -> Iterator[Path]:
-    return (path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
-
-
-def _imported(path: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            found = _file(name.split("."))
-            if found is not None and found != path:
-                yield found
-
-
-def _file(parts: list[str]) -> str | None:
-    """The file of the longest beginning of a dotted name that is a module of ours; none for the package's face."""
-    if parts[0] != "sharpen":
-        return None
-    for length in range(len(parts), 1, -1):
-        place = "/".join(parts[1:length])
-        for file in (f"{place}.py", f"{place}/__init__.py"):
-            if (ROOT / file).is_file():
-                return file
-    return None
-
-
-def room(path: str) -> str:
-    return Path(path).parts[0].removesuffix(".py")
-
-
-def test_rooms_import_what_the_table_says_and_nothing_else():
-    """Red for an import that is not in the table, and for a line of the table that nothing needs any more."""
-    found: dict[str, set[str]] = {}
-    for path, names in imports().items():
-        found.setdefault(room(path), set()).update(map(room, names))
-    for name, others in found.items():
-        assert others - GROUND - {name} == IMPORTS.get(name, set()) - GROUND, name
-
-
-def test_no_room_imports_one_above_it():
-    order = [*IMPORTS]
-    wrong = [(a, b) for a, others in IMPORTS.items() for b in others if order.index(b) >= order.index(a)]
+def test_rooms_are_on_their_floors_and_import_only_what_is_below():
+    assert [{name for name, floor in HOUSE["floors"]().items() if floor == number} for number in range(1, 10)] == [
+        *ROOMS
+    ]
+    height = {name: floor for floor, names in enumerate(ROOMS) for name in names}
+    wrong = [(a, b) for a, b in HOUSE["arrows"]() if height[a] <= height[b]]
     assert not wrong
+
+
+def test_the_files_below_all_rooms_import_nothing_but_each_other():
+    below = HOUSE["BESIDE"]
+    wrong = {
+        (path, other)
+        for path, others in imports().items()
+        if HOUSE["room"](path) in below
+        for other in others
+        if HOUSE["room"](other) not in below
+    }
+    assert not wrong
+    files = {path.stem for path in ROOT.glob("*.py")}
+    assert files == below | HOUSE["ABOVE"]
+
+
+def test_the_page_is_drawn_from_the_code():
+    page = (DOCS / "understand" / "architecture.md").read_text(encoding="utf-8")
+    assert HOUSE["page"](page) == page, "run: python docs/make_architecture.py"
+
+
+def test_each_room_says_what_it_must_not_know():
+    for name in HOUSE["rooms"]():
+        first, rest = HOUSE["said"](name)
+        assert first.endswith("."), name
+        assert rest.startswith("In: "), name
+        assert "Out: " in rest, name
+        assert name == "cli" or "It must not " in rest, name
 
 
 def test_no_files_import_each_other_in_a_circle():
@@ -199,7 +83,7 @@ def test_no_files_import_each_other_in_a_circle():
 def test_functions_are_short():
     long = [
         (path, node.name, node.end_lineno - node.lineno + 1)
-        for path in map(str, _files())
+        for path in imports()
         for node in ast.walk(ast.parse((ROOT / path).read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if node.end_lineno is not None and node.end_lineno - node.lineno >= LONGEST

@@ -21,8 +21,8 @@ import torch
 from formulas import Shape, decode_bound, known_peak
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from sharpen.inference.embedded.engine import EmbeddedEngine
-from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.contracts import GenerateRequest, Generation
+from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.types import Sampling
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"

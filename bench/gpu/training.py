@@ -33,16 +33,16 @@ from torch.nn.attention import (
 from torch.nn.functional import scaled_dot_product_attention
 from trainer import Batch, make_experience
 
-from sharpen.algorithm.resolve import resolve
 from sharpen.config.run import LossConfig
 from sharpen.config.trainer import TrainerConfig
-from sharpen.inference.embedded.engine import EmbeddedEngine
-from sharpen.trainer.attention import TreeLayout, _per_segment
-from sharpen.trainer.model import TrainedModel
-from sharpen.trainer.packing import Pack, pack
-from sharpen.trainer.parity import LogprobGap, Tolerance
-from sharpen.trainer.trainer import Trainer
-from sharpen.trainer.varlen import TorchVarlen, varlen_attention
+from sharpen.engine.embedded.engine import EmbeddedEngine
+from sharpen.learning.algorithm.resolve import resolve
+from sharpen.learning.trainer.attention import TreeLayout, _per_segment
+from sharpen.learning.trainer.model import TrainedModel
+from sharpen.learning.trainer.packing import Pack, pack
+from sharpen.learning.trainer.parity import LogprobGap, Tolerance
+from sharpen.learning.trainer.trainer import Trainer
+from sharpen.learning.trainer.varlen import TorchVarlen, varlen_attention
 from sharpen.types import Experience
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"

@@ -29,8 +29,8 @@ import torch
 from agent import judge, run_agent
 
 from sharpen.config.load import ResolvedConfig, resolve
+from sharpen.learning.trainer.checkpoint import step_directory
 from sharpen.run.assembly import open_loop
-from sharpen.trainer.checkpoint import step_directory
 
 
 def resolve_settings(arguments: argparse.Namespace) -> ResolvedConfig:

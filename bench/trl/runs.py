@@ -20,9 +20,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from sharpen.monitor.figures import ends, fixed
-from sharpen.monitor.intervals import student_quantile
-from sharpen.monitor.summary import peak_memory_mb, process_seconds
+from sharpen.show.monitor.figures import ends, fixed
+from sharpen.show.monitor.intervals import student_quantile
+from sharpen.show.monitor.summary import peak_memory_mb, process_seconds
 
 NUM_THREADS = 2
 Mode = Literal["greedy", "sampled"]

@@ -22,12 +22,12 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from sharpen.config.load import resolve, write_resolved
-from sharpen.experience.journal import Journal
-from sharpen.experience.records import Delivery, GroupPlace, LossSpan
-from sharpen.monitor.metrics import JsonlSink
-from sharpen.monitor.statistics import Evaluation, accuracy_metrics
-from sharpen.monitor.summary import Summary, write_summary
-from sharpen.monitor.verdict import Candidates, Checkpoint, judge_rewards
+from sharpen.learning.experience.journal import Journal
+from sharpen.learning.experience.records import Delivery, GroupPlace, LossSpan
+from sharpen.show.monitor.metrics import JsonlSink
+from sharpen.show.monitor.statistics import Evaluation, accuracy_metrics
+from sharpen.show.monitor.summary import Summary, write_summary
+from sharpen.show.monitor.verdict import Candidates, Checkpoint, judge_rewards
 from sharpen.types import (
     Call,
     CallEntropies,
@@ -428,7 +428,7 @@ def _evaluate(maker: Maker, transcripts: Journal, moment: str, step: int) -> Eva
 
 def _finish(path: Path, size: RunSize, evaluations: Mapping[str, Evaluation], last: int) -> None:
     """Write what a run writes at its end."""
-    from sharpen.certificate.certificate import recorded_certificate, write_certificate
+    from sharpen.evidence.certificate.certificate import recorded_certificate, write_certificate
 
     folder = path / f"global_step_{last}"
     candidates = Candidates(

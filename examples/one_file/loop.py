@@ -36,14 +36,14 @@ from statistics import fmean
 
 from transformers import AutoTokenizer
 
-from sharpen.algorithm.presets import PRESETS
 from sharpen.config.trainer import TrainerConfig
-from sharpen.execution.serving import ServingThread
-from sharpen.experience.draw import draw_batches
+from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.gateway.gateway import Gateway
-from sharpen.inference.embedded.engine import EmbeddedEngine
-from sharpen.trainer.roles import TrainerPlan
-from sharpen.trainer.trainer import Trainer
+from sharpen.learning.algorithm.presets import PRESETS
+from sharpen.learning.experience.draw import draw_batches
+from sharpen.learning.trainer.roles import TrainerPlan
+from sharpen.learning.trainer.trainer import Trainer
+from sharpen.placement.serving import ServingThread
 from sharpen.types import Group, Outcome, Rollout, Sampling, Task
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "quickstart"

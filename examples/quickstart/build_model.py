@@ -27,8 +27,8 @@ from problems import Problem, splits, stream
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from sharpen.starter import lessons
-from sharpen.starter.lessons import TEMPLATE, Lesson, collate
+from sharpen.cli.starter import lessons
+from sharpen.cli.starter.lessons import TEMPLATE, Lesson, collate
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent / "bench"))

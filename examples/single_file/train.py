@@ -19,8 +19,8 @@ from sharpen import (
     WorkflowOutput,
     tune,
 )
-from sharpen.starter.tasks import rows
-from sharpen.starter.tiny_model import make_tiny_model
+from sharpen.cli.starter.tasks import rows
+from sharpen.cli.starter.tiny_model import make_tiny_model
 
 
 async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:

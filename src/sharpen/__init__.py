@@ -21,15 +21,19 @@ _HOMES = {
     "JudgeOutput": "sharpen.config.public",
     "WorkflowType": "sharpen.config.public",
     "JudgeType": "sharpen.config.public",
-    "check_workflow_function": "sharpen.rollout.signature",
-    "check_judge_function": "sharpen.rollout.signature",
-    "select_model": "sharpen.model_selection.select",
-    "tune_prompt": "sharpen.prompt_tune.tuning",
-    "PromptTuneConfig": "sharpen.prompt_tune.settings",
+    "check_workflow_function": "sharpen.agent.rollout.signature",
+    "check_judge_function": "sharpen.agent.rollout.signature",
+    "select_model": "sharpen.beyond.model_selection.select",
+    "avg_time_judge": "sharpen.beyond.model_selection.judges",
+    "avg_token_consumption_judge": "sharpen.beyond.model_selection.judges",
+    "tune_prompt": "sharpen.beyond.prompt_tune.tuning",
+    "PromptTuneConfig": "sharpen.beyond.prompt_tune.settings",
+    "drop": "sharpen.agent.operators.changes",
+    "with_reward": "sharpen.agent.operators.changes",
     "Dataset": "sharpen.config.public",
     "TunerChatModel": "sharpen.config.public",
     "Algorithm": "sharpen.config.public",
-    "TrinityChatModel": "sharpen.compat.agentscope.model",
+    "TrinityChatModel": "sharpen.agent.agentscope.model",
     "SharpenError": "sharpen.errors",
     "UnusableAnswerError": "sharpen.errors",
 }
@@ -42,7 +46,16 @@ _NOT_INCLUDED = {
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
-    from sharpen.compat.agentscope.model import TrinityChatModel as TrinityChatModel
+    from sharpen.agent.agentscope.model import TrinityChatModel as TrinityChatModel
+    from sharpen.agent.operators.changes import drop as drop
+    from sharpen.agent.operators.changes import with_reward as with_reward
+    from sharpen.agent.rollout.signature import check_judge_function as check_judge_function
+    from sharpen.agent.rollout.signature import check_workflow_function as check_workflow_function
+    from sharpen.beyond.model_selection.judges import avg_time_judge as avg_time_judge
+    from sharpen.beyond.model_selection.judges import avg_token_consumption_judge as avg_token_consumption_judge
+    from sharpen.beyond.model_selection.select import select_model as select_model
+    from sharpen.beyond.prompt_tune.settings import PromptTuneConfig as PromptTuneConfig
+    from sharpen.beyond.prompt_tune.tuning import tune_prompt as tune_prompt
     from sharpen.config.public import Algorithm as Algorithm
     from sharpen.config.public import AlgorithmConfig as AlgorithmConfig
     from sharpen.config.public import Dataset as Dataset
@@ -56,11 +69,6 @@ if TYPE_CHECKING:
     from sharpen.config.run import AuxiliaryModelConfig as AuxiliaryModelConfig
     from sharpen.errors import SharpenError as SharpenError
     from sharpen.errors import UnusableAnswerError as UnusableAnswerError
-    from sharpen.model_selection.select import select_model as select_model
-    from sharpen.prompt_tune.settings import PromptTuneConfig as PromptTuneConfig
-    from sharpen.prompt_tune.tuning import tune_prompt as tune_prompt
-    from sharpen.rollout.signature import check_judge_function as check_judge_function
-    from sharpen.rollout.signature import check_workflow_function as check_workflow_function
     from sharpen.run.result import TuneResult as TuneResult
     from sharpen.tuning import tune as tune
 

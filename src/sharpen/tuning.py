@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sharpen.agent.rollout.signature import name_of
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity import configured_workflow
 from sharpen.config.environment import environment
@@ -19,13 +20,12 @@ from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.problems import Problems
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
 from sharpen.errors import INVALID_INPUT, SharpenError
-from sharpen.rollout.signature import name_of
 
 if TYPE_CHECKING:
-    from sharpen.monitor.display import Display
     from sharpen.run.assembly import Site
     from sharpen.run.loop import Loop
     from sharpen.run.result import TuneResult
+    from sharpen.show.monitor.display import Display
 
 
 def tune(
@@ -85,7 +85,7 @@ def _tune(
     problems = Problems()
     found = problems.check(_resolve_arguments, path, settings, arguments, workflow_func, judge_func)
     if found is None:  # without a configuration, report the other problems of the arguments too
-        from sharpen.decide import check_arguments
+        from sharpen.run.decide import check_arguments
 
         check_arguments(problems, arguments, workflow_func, judge_func)
         problems.raise_found()
@@ -108,7 +108,7 @@ def _resolve_arguments(
     resolved = resolve(file, settings, arguments)
     chosen = workflow_func
     if workflow_func is None:
-        from sharpen.algorithm.supervised import learns_from_rows
+        from sharpen.learning.algorithm.supervised import learns_from_rows
 
         chosen = resolved.config.workflow if learns_from_rows(resolved.config) else None
     with environment(resolved.config):
@@ -124,12 +124,12 @@ def run_config(
 ) -> TuneResult:
     """Run a resolved configuration, for `tune()` and `sharpen run`. `workflow` may be any object, and is checked.
     `display` shows the run's panel already; without it, this shows it before anything heavy is imported."""
-    from sharpen.monitor.stream import open_missing_streams
     from sharpen.run.panel import open_display
+    from sharpen.show.monitor.stream import open_missing_streams
 
     open_missing_streams()
     if display is None:
-        from sharpen.decide import check_before
+        from sharpen.run.decide import check_before
 
         check_before(resolved.config, workflow, judge)
     with closing(display or open_display(resolved)) as display:
@@ -167,8 +167,8 @@ def _end_early(loop: Loop, site: Site, error: BaseException) -> None:
 def _write_report(run_dir: Path, message: Callable[[str], None]) -> None:
     """Write the report and the cards of the checkpoints, for reading only: whatever goes wrong here is said, and takes
     no result away."""
-    from sharpen.report.card import write_cards
-    from sharpen.report.render import write_report
+    from sharpen.show.report.card import write_cards
+    from sharpen.show.report.render import write_report
 
     try:
         write_report(run_dir)
@@ -188,7 +188,7 @@ class Stage:
 def run_stages(stages: Sequence[Stage], config_path: Path | None = None) -> TuneResult:
     """Run stages one after the other, each on the model of the one before; the result is that of the last one. All are
     checked before the first one loads anything. Raises what `tune()` raises, with the stage's name."""
-    from sharpen.decide import decide
+    from sharpen.run.decide import decide
 
     for stage in stages:
         with _named_errors(stage.name), stage.open({}) as (resolved, workflow, judge):

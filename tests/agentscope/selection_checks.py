@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen import DatasetConfig, select_model
-from sharpen.model_selection import avg_token_consumption_judge
+from sharpen.beyond.model_selection import avg_token_consumption_judge
 
 NUM_TASKS = 6
 

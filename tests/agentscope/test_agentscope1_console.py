@@ -8,7 +8,7 @@ import pytest
 from agentscope.agent import AgentBase
 from agentscope.message import Msg
 
-from sharpen.compat.agentscope.console import SWITCH, silence, silent_agents
+from sharpen.agent.agentscope.console import SWITCH, silence, silent_agents
 
 
 class Moderator(AgentBase):

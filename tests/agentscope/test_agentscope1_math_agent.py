@@ -17,7 +17,7 @@ from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 from sharpen.cli.main import main as command_line
 from sharpen.compat.files import load_config
 from sharpen.config.load import resolve, value_leaves
-from sharpen.experience.reading import read_groups, read_steps
+from sharpen.learning.experience.reading import read_groups, read_steps
 from sharpen.types import Outcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -1,7 +1,7 @@
 """AgentScope's tuner samples by their facts: the same calls, arguments and keys, with tasks and prompts of our own,
 real agents and a small model. Each loads with its numbers of engines and its file as they are, and trains two steps.
 
-Prompt tuning and model selection have their own tests (tests/prompts, tests/selection).
+Prompt tuning and model selection have their own tests (tests/beyond/prompt_tune, tests/beyond/model_selection).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sharpen.compat.agentscope.tuner import (
 )
 from sharpen.compat.trinity import MathBoxedRewardFn
 from sharpen.errors import ConfigError
-from sharpen.experience.reading import read_groups
+from sharpen.learning.experience.reading import read_groups
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
 TOY = {"evaluation.max_tasks": 2, "check.enabled": False}

@@ -12,12 +12,12 @@ import pytest
 from agent_scripts import call, tool_results, turns
 from scripted_rollouts import Rollouts
 
-from sharpen.compat.agentscope.model import present
+from sharpen.agent.agentscope.model import present
+from sharpen.agent.rollout.models import RolloutModels
 from sharpen.compat.trinity import workflow_function
 from sharpen.compat.trinity.task import TasksetConfig
 from sharpen.compat.trinity.workflows.mailbox import Mailbox
 from sharpen.errors import ConfigError
-from sharpen.rollout.models import RolloutModels
 from sharpen.types import Outcome, Rollout
 
 MAILS = """

@@ -17,7 +17,7 @@ from framework_checks import check_parallel_rollouts
 from pydantic import BaseModel, Field
 
 from sharpen import WorkflowOutput
-from sharpen.experience.merge import merge
+from sharpen.learning.experience.merge import merge
 from sharpen.types import Call, CallStatus, Outcome
 
 

@@ -17,7 +17,7 @@ from agentscope.tool import FunctionTool, Toolkit
 from transformers import AutoTokenizer
 
 from sharpen import AlgorithmConfig, DatasetConfig, JudgeOutput, TuneResult, TunerModelConfig, WorkflowOutput, tune
-from sharpen.experience.reading import read_groups
+from sharpen.learning.experience.reading import read_groups
 from sharpen.types import Outcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

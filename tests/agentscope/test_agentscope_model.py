@@ -14,9 +14,9 @@ import pytest
 from agentscope.model import OpenAIChatModel
 
 from sharpen import TrinityChatModel, WorkflowOutput
-from sharpen.compat.agentscope.console import SWITCH, silent_agents
-from sharpen.compat.agentscope.model import present
-from sharpen.execution.auxiliary.endpoint import Endpoint
+from sharpen.agent.agentscope.console import SWITCH, silent_agents
+from sharpen.agent.agentscope.model import present
+from sharpen.placement.auxiliary.endpoint import Endpoint
 from sharpen.types import Outcome
 
 USER: Any = [{"role": "user", "content": "hello"}]
@@ -93,7 +93,7 @@ def test_agents_are_silent_during_a_run_unless_the_user_says_otherwise(monkeypat
 def test_installed_but_not_imported_is_not_in_use() -> None:
     code = (
         "import sys\n"
-        "from sharpen.compat.agentscope.model import imported_line, present\n"
+        "from sharpen.agent.agentscope.model import imported_line, present\n"
         "model = object()\n"
         "assert imported_line() is None and present(model) is model and 'agentscope' not in sys.modules\n"
     )

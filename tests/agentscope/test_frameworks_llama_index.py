@@ -13,7 +13,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.llms.litellm import LiteLLM
 
 from sharpen import TunerModelConfig, WorkflowOutput
-from sharpen.rollout.check import check_groups
+from sharpen.agent.rollout.check import check_groups
 from sharpen.types import Outcome
 
 TASK = {"question": "2+3", "answer": "5"}

@@ -27,13 +27,13 @@ from typing import Any
 import worlds
 from judge import REPLIES, write_judge
 
-from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.cli.main import main
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity.registry import check_names
 from sharpen.config.load import resolve
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
+from sharpen.learning.algorithm.supervised import learns_from_rows
 
 FOLDER = Path(__file__).parent / "trinity"
 PAGE = Path(__file__).parents[2] / "docs/use/trinity-yaml.md"

@@ -26,8 +26,8 @@ from typing import Any
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 from sharpen.errors import EngineError
-from sharpen.execution import local
-from sharpen.experience.reading import read_groups, read_trained
+from sharpen.learning.experience.reading import read_groups, read_trained
+from sharpen.placement import local
 
 CRASH, HANG, JUDGE, ENGINE = 0.3, 0.1, 0.1, 0.05
 ENOUGH = 0.9

@@ -8,7 +8,7 @@ from typing import Any
 from chaos import Chance, faulty, faulty_engines, faulty_judge, trained_failures
 
 from sharpen import AlgorithmConfig, DatasetConfig, JudgeOutput, TunerModelConfig, WorkflowOutput, tune
-from sharpen.experience.reading import read_groups
+from sharpen.learning.experience.reading import read_groups
 
 
 async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:

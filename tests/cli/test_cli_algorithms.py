@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sharpen.algorithm.presets import PRESETS
-from sharpen.algorithm.supervised import SUPERVISED
 from sharpen.cli.algorithm_text import print_algorithms
 from sharpen.cli.main import BAD_INPUT, main
+from sharpen.learning.algorithm.presets import PRESETS
+from sharpen.learning.algorithm.supervised import SUPERVISED
 from sharpen.screen import PLAIN
 
 

@@ -8,13 +8,13 @@ import re
 
 import pytest
 
-from sharpen.algorithm.advantages import ADVANTAGES
-from sharpen.algorithm.losses import POLICY_LOSSES
-from sharpen.algorithm.presets import PRESETS
-from sharpen.algorithm.resolve import algorithm_of
-from sharpen.algorithm.supervised import SUPERVISED
 from sharpen.cli.explain import explain
 from sharpen.config.load import resolve
+from sharpen.learning.algorithm.advantages import ADVANTAGES
+from sharpen.learning.algorithm.losses import POLICY_LOSSES
+from sharpen.learning.algorithm.presets import PRESETS
+from sharpen.learning.algorithm.resolve import algorithm_of
+from sharpen.learning.algorithm.supervised import SUPERVISED
 
 BASE = {
     "train_dataset": {"path": "tasks.jsonl"},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sharpen.cli.main import BAD_INPUT, main
-from sharpen.experience.journal import Journal
+from sharpen.learning.experience.journal import Journal
 from sharpen.types import Group, Outcome, Rollout, Task
 
 

@@ -15,11 +15,11 @@ from starlette.testclient import TestClient
 from sharpen.cli.main import main
 from sharpen.config.recorded import latest_last
 from sharpen.errors import JournalError
-from sharpen.experience.journal import Journal
-from sharpen.experience.reading import read_steps, reading
-from sharpen.view.folders import Folder
-from sharpen.view.library import Library
-from sharpen.view.server import make_app
+from sharpen.learning.experience.journal import Journal
+from sharpen.learning.experience.reading import read_steps, reading
+from sharpen.show.view.folders import Folder
+from sharpen.show.view.library import Library
+from sharpen.show.view.server import make_app
 
 JOURNALS = ("run.db", "evaluations.db")
 JUDGE = "async def judge(task, response):\n    return 1.0\n"

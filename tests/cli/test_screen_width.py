@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from sharpen.cli.main import main
-from sharpen.experience.reading import find_rollouts
+from sharpen.learning.experience.reading import find_rollouts
 from sharpen.screen import columns_of, command_lines, fitted, text_width
 
 CONFIG = """

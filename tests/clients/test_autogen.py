@@ -14,7 +14,7 @@ from framework_checks import TASK, check_parallel_rollouts, check_records, check
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sharpen import WorkflowOutput
-from sharpen.monitor.tensorboard import TensorBoardSink
+from sharpen.show.monitor.tensorboard import TensorBoardSink
 from sharpen.types import Outcome
 
 ABILITIES = {

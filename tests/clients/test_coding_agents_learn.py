@@ -17,8 +17,8 @@ import pytest
 from coding_agents import AGENTS
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
-from sharpen.experience.reading import read_groups, read_trained
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups, read_trained
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 DIGITS = range(3, 9)

@@ -53,7 +53,7 @@ def test_every_name_of_the_tuner_is_ours() -> None:
     from sharpen.compat.agentscope.tuner.model_selection import avg_time_judge, avg_token_consumption_judge
     from sharpen.compat.agentscope.tuner.prompt_tune import PromptTuneConfig
 
-    assert sharpen.model_selection.avg_time_judge is avg_time_judge
+    assert sharpen.beyond.model_selection.avg_time_judge is avg_time_judge
     assert callable(avg_token_consumption_judge)
     assert tuner.PromptTuneConfig is PromptTuneConfig
     for name in tuner.__all__:

@@ -10,9 +10,9 @@ from trinity_serving import MakePlace
 
 from sharpen import WorkflowOutput
 from sharpen.compat.trinity import Workflow
-from sharpen.experience.journal import Journal
-from sharpen.experience.merge import merge
-from sharpen.experience.reading import read_groups
+from sharpen.learning.experience.journal import Journal
+from sharpen.learning.experience.merge import merge
+from sharpen.learning.experience.reading import read_groups
 from sharpen.types import CallStatus, Rollout
 
 USED, UNUSED, LEFT_OUT = CallStatus.USED, CallStatus.UNUSED, CallStatus.LEFT_OUT

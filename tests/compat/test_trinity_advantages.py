@@ -16,17 +16,17 @@ import pytest
 import torch
 from trinity_serving import MakePlace
 
-from sharpen.algorithm.losses import POLICY_LOSSES
-from sharpen.algorithm.presets import PRESETS, Algorithm
-from sharpen.algorithm.resolve import algorithm_of
 from sharpen.compat.trinity import RewardPropagationWorkflow, StepWiseRewardWorkflow, Workflow
 from sharpen.compat.trinity.yaml.conversion import convert
 from sharpen.config.load import resolve
 from sharpen.errors import ConfigError
-from sharpen.experience.draw import make_batch, score
-from sharpen.trainer.credit import assign
-from sharpen.trainer.packing import pack
-from sharpen.trainer.work import Part
+from sharpen.learning.algorithm.losses import POLICY_LOSSES
+from sharpen.learning.algorithm.presets import PRESETS, Algorithm
+from sharpen.learning.algorithm.resolve import algorithm_of
+from sharpen.learning.experience.draw import make_batch, score
+from sharpen.learning.trainer.credit import assign
+from sharpen.learning.trainer.packing import pack
+from sharpen.learning.trainer.work import Part
 from sharpen.types import Group
 
 TASKS: dict[str, list[dict[str, Any]]] = {
@@ -271,7 +271,7 @@ def test_std_cal_level_batch_of_a_trinity_file(make_place: MakePlace, keys: Any,
 
 def test_std_cal_level_batch_divides_by_the_deviation_of_all_rewards() -> None:
     """Two tasks, one easy and one hard, so that rewards differ far more over the step than within a group."""
-    from sharpen.algorithm.returns import Scores
+    from sharpen.learning.algorithm.returns import Scores
 
     chosen = algorithm("grpo", advantage_fn_args={"std_cal_level": "batch"})
     rewards = [1.0, 0.9, 1.0, 0.95, 0.1, 0.0, 0.05, 0.0]

@@ -30,7 +30,7 @@ from sharpen.compat.trinity import (
 )
 from sharpen.compat.trinity.task import TasksetConfig
 from sharpen.errors import ConfigError, DatasetError
-from sharpen.experience.merge import merge
+from sharpen.learning.experience.merge import merge
 from sharpen.types import CallStatus, Outcome
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from sharpen.compat.trinity import Experience, ModelWrapper, MultiTurnWorkflow, 
 from sharpen.compat.trinity.adapter import workflow_function
 from sharpen.compat.trinity.task import TasksetConfig
 from sharpen.errors import ConfigError
-from sharpen.execution.auxiliary.endpoint import Endpoint
+from sharpen.placement.auxiliary.endpoint import Endpoint
 from sharpen.types import CallStatus
 
 

@@ -17,7 +17,7 @@ from trinity_serving import MakePlace, talking_server
 from sharpen.compat.trinity import EID, Experience, ModelWrapper
 from sharpen.compat.trinity.results import result_of
 from sharpen.errors import ConfigError
-from sharpen.execution.auxiliary.endpoint import Endpoint
+from sharpen.placement.auxiliary.endpoint import Endpoint
 
 ASK = [{"role": "user", "content": "?"}]
 

@@ -16,7 +16,7 @@ from sharpen.cli.main import main
 from sharpen.compat.trinity import MultiTurnWorkflow, RewardFn, SimpleWorkflow, Workflow
 from sharpen.compat.trinity.workflows.ruler import scores_in
 from sharpen.errors import ConfigError
-from sharpen.experience.merge import merge
+from sharpen.learning.experience.merge import merge
 from sharpen.types import CallStatus, Outcome
 
 GSM8K = {"question": "How many?", "answer": "6 * 7 = <<6*7=42>>42\n#### 42"}

@@ -18,8 +18,8 @@ from sharpen.compat.trinity import MultiTurnWorkflow
 from sharpen.compat.trinity.imports.table import MODULES
 from sharpen.compat.trinity.workflows.pictures import build_mm_message
 from sharpen.errors import DatasetError
-from sharpen.families.images import eyes_of
 from sharpen.gateway.images import Album, decoded
+from sharpen.models.images import eyes_of
 from sharpen.types import Outcome, Picture
 
 ONE, TWO = (Image.open(io.BytesIO(draw(seed, 40, 24).data)) for seed in (1, 2))

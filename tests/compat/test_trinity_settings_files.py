@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.algorithm.resolve import resolve as resolve_algorithm
-from sharpen.algorithm.supervised import SUPERVISED, resolve_supervised
 from sharpen.cli.explain import explain
 from sharpen.compat.files import load_config
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.public import DatasetConfig, TunerModelConfig
-from sharpen.experience.replay import replay_settings
+from sharpen.learning.algorithm.resolve import resolve as resolve_algorithm
+from sharpen.learning.algorithm.supervised import SUPERVISED, resolve_supervised
+from sharpen.learning.experience.replay import replay_settings
 
 FILES = sorted((Path(__file__).parent / "yaml").glob("*.yaml"))
 PARTS = {path for path in FILES if path.stem.startswith("fragment") or path.stem == "agentscope_tuner"}

@@ -420,11 +420,11 @@ def test_arguments_keep_their_types(tmp_path):
 
 
 def test_every_algorithm_name_of_trinity_is_known_and_its_parts_exist():
-    from sharpen.algorithm.advantages import ADVANTAGES as OUR_ADVANTAGES
-    from sharpen.algorithm.kl import ESTIMATORS as OUR_KL
-    from sharpen.algorithm.losses import POLICY_LOSSES as OUR_LOSSES
-    from sharpen.algorithm.presets import PRESETS
-    from sharpen.algorithm.supervised import SUPERVISED as OUR_SUPERVISED
+    from sharpen.learning.algorithm.advantages import ADVANTAGES as OUR_ADVANTAGES
+    from sharpen.learning.algorithm.kl import ESTIMATORS as OUR_KL
+    from sharpen.learning.algorithm.losses import POLICY_LOSSES as OUR_LOSSES
+    from sharpen.learning.algorithm.presets import PRESETS
+    from sharpen.learning.algorithm.supervised import SUPERVISED as OUR_SUPERVISED
 
     assert set(ALGORITHMS) <= set(PRESETS)
     assert set(SUPERVISED) == set(OUR_SUPERVISED)

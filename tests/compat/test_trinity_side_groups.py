@@ -17,8 +17,8 @@ from sharpen.cli.main import main
 from sharpen.compat.trinity import Workflow
 from sharpen.compat.trinity.workflows.ruler import TRUTH_IS_KNOWN, _share
 from sharpen.errors import ConfigError
-from sharpen.experience.merge import merge
-from sharpen.experience.reading import read_groups, read_steps
+from sharpen.learning.experience.merge import merge
+from sharpen.learning.experience.reading import read_groups, read_steps
 from sharpen.types import CallStatus, Group, Outcome
 
 GSM8K = {"question": "How many?", "answer": "6 * 7 = <<6*7=42>>42\n#### 42"}
@@ -36,12 +36,12 @@ def answers_and_judgements(*judgements: str) -> Any:
 def run_group(make_place: MakePlace, script: Any, number: int, **options: Any) -> tuple[Group, Any]:
     """One group of four, with the id g<number>."""
     place = make_place(script)
+    from sharpen.agent.rollout.attempt import UserFunctions
+    from sharpen.agent.rollout.in_process import InProcess
+    from sharpen.agent.rollout.runner import RolloutRunner
     from sharpen.compat.trinity import workflow_function
     from sharpen.compat.trinity.task import TasksetConfig
     from sharpen.config.run import RolloutConfig
-    from sharpen.rollout.attempt import UserFunctions
-    from sharpen.rollout.in_process import InProcess
-    from sharpen.rollout.runner import RolloutRunner
     from sharpen.types import Task
 
     functions = UserFunctions(workflow_function("math_trainable_ruler_workflow", TasksetConfig(**KEYS), {}), None, {})

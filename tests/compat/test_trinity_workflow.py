@@ -15,7 +15,7 @@ from sharpen.compat.trinity import Experience, ModelWrapper, Task, Workflow, con
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, TunerModelConfig
 from sharpen.config.run import LossConfig, RunConfig
 from sharpen.errors import ConfigError
-from sharpen.experience.merge import merge
+from sharpen.learning.experience.merge import merge
 from sharpen.types import CallStatus, Outcome
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sharpen import DatasetConfig, TrinityChatModel, TunerModelConfig, WorkflowOutput, tune
-from sharpen.compat.agentscope.model import imported_line, present
+from sharpen.agent.agentscope.model import imported_line, present
 from sharpen.errors import ConfigError
-from sharpen.execution.auxiliary.endpoint import Endpoint
 from sharpen.gateway.model import ChatModel
+from sharpen.placement.auxiliary.endpoint import Endpoint
 
 
 def chat_model() -> ChatModel:

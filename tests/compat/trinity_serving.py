@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from sharpen.agent.rollout.attempt import UserFunctions
+from sharpen.agent.rollout.in_process import InProcess
+from sharpen.agent.rollout.models import RolloutModels
+from sharpen.agent.rollout.runner import RolloutRunner
 from sharpen.compat.trinity import workflow_function
 from sharpen.compat.trinity.task import TasksetConfig
+from sharpen.config.rows import Row
 from sharpen.config.run import RolloutConfig
-from sharpen.execution.serving import ServingThread
+from sharpen.contracts import GenerateRequest, Generation
 from sharpen.gateway.gateway import Gateway
-from sharpen.inference.engine import GenerateRequest, Generation
-from sharpen.rollout.attempt import UserFunctions
-from sharpen.rollout.in_process import InProcess
-from sharpen.rollout.models import RolloutModels
-from sharpen.rollout.runner import RolloutRunner
-from sharpen.tasks.source import Row
+from sharpen.placement.serving import ServingThread
 from sharpen.types import Group, Rollout, Task
 
 Script = Callable[[str], str]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.certificate.certify import read_resolved
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity import MathRewardFn
 from sharpen.config.former import current, former_run
 from sharpen.config.functions import import_function
 from sharpen.config.load import resolve
+from sharpen.evidence.certificate.certify import read_resolved
 from sharpen.run.same_run import RunRecord, changes, read_recorded
 
 ROOT = Path(__file__).parents[2]

@@ -13,15 +13,15 @@ import torch
 from hybrid_toys import HYBRIDS, make_hybrid
 from trainer_toys import make_experiences, make_model, plain_copy, record
 
-from sharpen.algorithm.resolve import resolve
 from sharpen.config.run import LossConfig
 from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import RankError
-from sharpen.execution.ranks.group import TrainerGroup
-from sharpen.execution.ranks.processes import RankProcesses
-from sharpen.trainer.roles import TrainerPlan
-from sharpen.trainer.trainer import Trainer
-from sharpen.trainer.work import Minibatch
+from sharpen.learning.algorithm.resolve import resolve
+from sharpen.learning.trainer.roles import TrainerPlan
+from sharpen.learning.trainer.trainer import Trainer
+from sharpen.learning.trainer.work import Minibatch
+from sharpen.placement.ranks.group import TrainerGroup
+from sharpen.placement.ranks.processes import RankProcesses
 from sharpen.types import Experience
 
 TIMEOUT_S = 120.0
@@ -36,7 +36,7 @@ def ranks_of(parent: int) -> dict[int, int]:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if b"sharpen.execution.ranks.main" in command and int(fields[1]) == parent:
+        if b"sharpen.placement.ranks.main" in command and int(fields[1]) == parent:
             found[int(folder.name)] = int(fields[19])
     return found
 

@@ -10,9 +10,9 @@ from group_toys import Toy, assert_same_numbers, assert_same_weights, group_of, 
 from trainer_toys import make_experiences
 
 from sharpen.config.trainer import LoraConfig
-from sharpen.families.routing import Routing, to_array
-from sharpen.trainer.model import TrainedModel
-from sharpen.trainer.packing import pack
+from sharpen.learning.trainer.model import TrainedModel
+from sharpen.learning.trainer.packing import pack
+from sharpen.models.routing import Routing, to_array
 
 pytestmark = pytest.mark.distributed
 

@@ -23,9 +23,9 @@ from processes import ends, line_of, python
 from transformers import MambaConfig
 
 from sharpen.errors import ModelError, ParityError, RankError, TrainingError
-from sharpen.execution.ranks.group import TrainerGroup
-from sharpen.execution.ranks.processes import RankProcesses
-from sharpen.trainer.work import Minibatch
+from sharpen.learning.trainer.work import Minibatch
+from sharpen.placement.ranks.group import TrainerGroup
+from sharpen.placement.ranks.processes import RankProcesses
 
 pytestmark = pytest.mark.distributed
 
@@ -149,7 +149,7 @@ SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 from group_toys import make_plan, make_toy
-from sharpen.execution.ranks.processes import RankProcesses
+from sharpen.placement.ranks.processes import RankProcesses
 toy = make_toy(Path(sys.argv[1]))
 ranks = RankProcesses(make_plan(toy), 2, on_gpus=False)
 print(*ranks.process_ids, flush=True)

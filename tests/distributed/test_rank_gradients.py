@@ -5,9 +5,9 @@ import pytest
 from expert_toys import make_experts
 from group_toys import assert_same_weights, group_of, make_plan, make_toy, one_process
 
-from sharpen.certificate.gradient_probe import probe_gradients
 from sharpen.config.load import resolve
 from sharpen.config.trainer import LoraConfig
+from sharpen.evidence.certificate.gradient_probe import probe_gradients
 
 pytestmark = pytest.mark.distributed
 

@@ -10,9 +10,9 @@ from picture_toys import IMAGES, draw, make_seeing_checkpoint
 from trainer_toys import make_experience
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from sharpen.families.images import eyes_of
-from sharpen.trainer.model import TrainedModel
-from sharpen.trainer.packing import pack
+from sharpen.learning.trainer.model import TrainedModel
+from sharpen.learning.trainer.packing import pack
+from sharpen.models.images import eyes_of
 
 pytestmark = pytest.mark.distributed
 

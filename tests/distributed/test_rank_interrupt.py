@@ -25,8 +25,8 @@ from group_toys import (
 from processes import ends, python, wait_for
 from rank_runs import assert_same_losses, interrupted_here, rows, run
 
-from sharpen.execution.ranks.group import TrainerGroup
-from sharpen.execution.ranks.processes import RankProcesses
+from sharpen.placement.ranks.group import TrainerGroup
+from sharpen.placement.ranks.processes import RankProcesses
 
 pytestmark = pytest.mark.distributed
 

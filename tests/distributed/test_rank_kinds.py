@@ -10,12 +10,12 @@ import torch
 from group_toys import assert_same_numbers, assert_same_weights, group_of, make_plan, make_toy, one_process
 from trainer_toys import make_experience, make_model
 
-from sharpen.algorithm.resolve import resolve
-from sharpen.algorithm.supervised import resolve_supervised
 from sharpen.config.run import DistillConfig, ExpertConfig, LossConfig
 from sharpen.config.trainer import CriticConfig
 from sharpen.errors import ParityError
-from sharpen.trainer.work import Minibatch
+from sharpen.learning.algorithm.resolve import resolve
+from sharpen.learning.algorithm.supervised import resolve_supervised
+from sharpen.learning.trainer.work import Minibatch
 
 pytestmark = pytest.mark.distributed
 

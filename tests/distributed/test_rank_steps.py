@@ -8,7 +8,7 @@ from group_toys import assert_same_numbers, assert_same_weights, group_of, make_
 
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import TrainingError
-from sharpen.trainer.work import Minibatch
+from sharpen.learning.trainer.work import Minibatch
 
 pytestmark = pytest.mark.distributed
 

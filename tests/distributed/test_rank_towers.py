@@ -8,8 +8,8 @@ from tiny import make_checkpoint, tensors_of
 from trainer_toys import make_experiences, record
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from sharpen.families.modules import text_parameters
-from sharpen.families.stand_ins import with_stand_ins
+from sharpen.models.modules import text_parameters
+from sharpen.models.stand_ins import with_stand_ins
 
 pytestmark = pytest.mark.distributed
 TOWERS = ("vision", "visual", "audio", "projector")

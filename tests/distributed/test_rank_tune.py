@@ -12,11 +12,11 @@ from group_toys import leftover_ranks, rank_process_ids
 from rank_runs import BATCH_SIZE, GROUP_SIZE, assert_same_losses, disturbing, rows, run
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from sharpen.certificate.certify import certify
-from sharpen.certificate.retrain import retrain
 from sharpen.cli.main import FAILED, main
 from sharpen.errors import RankError
-from sharpen.experience.reading import read_groups_at, read_last_groups, read_steps
+from sharpen.evidence.certificate.certify import certify
+from sharpen.evidence.certificate.retrain import retrain
+from sharpen.learning.experience.reading import read_groups_at, read_last_groups, read_steps
 
 pytestmark = pytest.mark.distributed
 

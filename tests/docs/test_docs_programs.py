@@ -38,8 +38,8 @@ ELSEWHERE = {
     "docs/start/zh.md": "tests/package/test_readme.py",
     "docs/use/agentscope.md": "tests/agentscope/test_agentscope1_page.py",
     "docs/use/images.md": "tests/gateway/test_gateway_images_page.py",
-    "docs/use/record.md": "tests/record/test_record_command.py",
-    "docs/use/model-selection.md": "tests/selection/test_selection_page.py",
+    "docs/use/record.md": "tests/serve/record/test_record_command.py",
+    "docs/use/model-selection.md": "tests/beyond/model_selection/test_selection_page.py",
     "docs/use/serve.md": "tests/serve/test_serve_page.py",
     "docs/use/trinity.md": "tests/compat/test_trinity_page.py",
 }
@@ -57,7 +57,7 @@ HERE = {
     "docs/use/prompts.md": 1,
     "docs/use/teams.md": 1,
 }
-"""How many programs of a page run below; of `prompts.md`, the other one runs in tests/prompts/test_prompts_page.py."""
+"""How many programs of a page run below; of `prompts.md`, the other one runs in test_prompts_page.py."""
 RUN_FROM = {"workflow": "agent.py:run", "train_dataset.path": "tasks.jsonl", "model.model_path": "m"}
 ServeModel = Callable[[Script | str], ChatModel]
 
@@ -123,7 +123,7 @@ def test_each_program_of_a_page_runs_somewhere() -> None:
     counted.subtract({"docs/use/prompts.md": 1})
     left = {page for page in counted if not page.startswith("examples/")} - ELSEWHERE.keys()
     assert {page: counted[page] for page in left} == HERE
-    for page, test in {**ELSEWHERE, "docs/use/prompts.md": "tests/prompts/test_prompts_page.py"}.items():
+    for page, test in {**ELSEWHERE, "docs/use/prompts.md": "tests/beyond/prompt_tune/test_prompts_page.py"}.items():
         assert page in counted
         assert Path(page).name in (ROOT / test).read_text(encoding="utf-8"), f"{test} does not name {page}"
 

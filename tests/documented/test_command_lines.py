@@ -15,23 +15,23 @@ from lines import ROOT
 from test_docs_commands import lines_of_blocks
 
 from sharpen.cli.main import main
-from sharpen.experience.reading import read_groups
+from sharpen.learning.experience.reading import read_groups
 
 pytestmark = pytest.mark.documented
 ELSEWHERE = {
-    r"doctor": "tests/doctor/test_doctor.py",
+    r"doctor": "tests/cli/doctor/test_doctor.py",
     r"export .*--for (hub|gguf)": "tests/cli",
-    r"export record|show record": "tests/record/test_record_command.py",
+    r"export record|show record": "tests/serve/record/test_record_command.py",
     r"init first$": "tests/documented/test_command_lines.py",  # makes the starter that the others run on
-    r"plan --run": "tests/plan/test_forecast.py",
-    r"record ": "tests/record/test_record_command.py",
-    r"run --config (config|sft)\.yaml": "tests/supervised/test_supervised_runs.py",
+    r"plan --run": "tests/run/plan/test_forecast.py",
+    r"record ": "tests/serve/record/test_record_command.py",
+    r"run --config (config|sft)\.yaml": "tests/learning/supervised/test_supervised_runs.py",
     r"(run|explain) --config (examples/.*/calculator|gsm8k)\.yaml": "tests/examples/test_example_trinity_workflow.py",
     r"run .*mode=": "tests/end_to_end/test_two_processes.py",
-    r"seeds |sweep ": "tests/several",
-    r"show .*--failed": "tests/diagnose/test_cli_show.py",
+    r"seeds |sweep ": "tests/beyond/several",
+    r"show .*--failed": "tests/evidence/diagnose/test_cli_show.py",
     r"serve ": "tests/serve/test_serve_command.py",
-    r"view": "tests/view/test_view_command.py",
+    r"view": "tests/show/view/test_view_command.py",
 }
 """Lines that wait for others, need files that their page writes, or take many runs: the test of their command."""
 PLACES = {line.partition("#")[0].strip(): place for place, line in lines_of_blocks()}

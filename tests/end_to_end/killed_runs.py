@@ -18,7 +18,7 @@ from typing import Any
 
 from processes import python
 
-from sharpen.experience.reading import read_steps
+from sharpen.learning.experience.reading import read_steps
 
 
 def run_killed(

@@ -20,7 +20,7 @@ def check_starter(folder: Path, model: Path, framework: str = "agentscope") -> s
     """Write a starter and train a step with a random model, whose rewards are all 0: agent, judge, tasks and settings
     fit together. Gives the text of its `agent.py`."""
     from sharpen.cli.main import main
-    from sharpen.experience.reading import read_groups
+    from sharpen.learning.experience.reading import read_groups
 
     starter = folder / framework
     assert main(["init", str(starter), "--from", framework, "--model", str(model)]) == 0

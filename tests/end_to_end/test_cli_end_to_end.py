@@ -94,7 +94,7 @@ def test_eval_of_a_checkpoint_agrees_with_the_run(config, tmp_path, capsys):
 
 
 def test_a_run_ends_with_its_report_and_a_card_in_the_checkpoint(config, tmp_path, capsys):
-    from sharpen.trainer.checkpoint import is_whole
+    from sharpen.learning.trainer.checkpoint import is_whole
 
     assert main(["run", "--config", str(config), "--set", "name=told"]) == 0
     run = tmp_path / "runs/Sharpen/told"

@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
-from sharpen.certificate.retrain import retrain
-from sharpen.experience.reading import read_groups
+from sharpen.evidence.certificate.certify import certify
+from sharpen.evidence.certificate.retrain import retrain
+from sharpen.learning.experience.reading import read_groups
 
 
 class Pick(BaseModel):

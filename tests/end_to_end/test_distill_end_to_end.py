@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
 from sharpen.cli.show import add_show, run_show
-from sharpen.diagnose.diagnosis import diagnose, read_run
 from sharpen.errors import CheckpointError, ConfigError, ModelError
-from sharpen.experience.reading import read_groups, read_trained
+from sharpen.evidence.certificate.certify import certify
+from sharpen.evidence.diagnose.diagnosis import diagnose, read_run
+from sharpen.learning.experience.reading import read_groups, read_trained
 from sharpen.types import Outcome
 
 

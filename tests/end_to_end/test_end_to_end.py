@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
 from sharpen.cli.main import main
 from sharpen.errors import ConfigError
-from sharpen.experience.reading import read_groups
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups
 
 
 async def prefers_letter(task, model):

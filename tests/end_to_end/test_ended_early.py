@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from sharpen.cli.main import main
-from sharpen.experience.reading import read_groups, read_steps
-from sharpen.view.data.run import run_page
-from sharpen.view.diagnoses import diagnosed
-from sharpen.view.files import read_files
-from sharpen.view.folders import Folder
+from sharpen.learning.experience.reading import read_groups, read_steps
+from sharpen.show.view.data.run import run_page
+from sharpen.show.view.diagnoses import diagnosed
+from sharpen.show.view.files import read_files
+from sharpen.show.view.folders import Folder
 
 AGENT = """
 from sharpen import WorkflowOutput

@@ -3,7 +3,7 @@
 import json
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
+from sharpen.evidence.certificate.certify import certify
 
 
 async def holds_letter(task, model):

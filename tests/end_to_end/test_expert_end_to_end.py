@@ -8,19 +8,19 @@ import pytest
 from transformers import AutoTokenizer
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.algorithm.resolve import resolve
-from sharpen.certificate.certify import certify
+from sharpen.agent.tasks.order import TaskOrder
 from sharpen.cli.main import main
+from sharpen.config.rows import load_tasks
 from sharpen.config.run import LossConfig, SupervisedConfig
 from sharpen.errors import ConfigError, DatasetError
-from sharpen.experience.draw import make_batch
-from sharpen.experience.reading import read_trained
+from sharpen.evidence.certificate.certify import certify
 from sharpen.gateway.render import Renderer
+from sharpen.learning.algorithm.resolve import resolve
+from sharpen.learning.experience.draw import make_batch
+from sharpen.learning.experience.reading import read_trained
+from sharpen.learning.supervised.lessons import Tutor
+from sharpen.learning.trainer.checkpoint import load, pointed
 from sharpen.run.expert import SFT, ExpertRows
-from sharpen.supervised.lessons import Tutor
-from sharpen.tasks.order import TaskOrder
-from sharpen.tasks.source import load_tasks
-from sharpen.trainer.checkpoint import load, pointed
 
 NUM_ROWS, ROWS_A_STEP = 7, 3
 

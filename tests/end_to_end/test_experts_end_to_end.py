@@ -10,8 +10,8 @@ from expert_toys import put_experts
 from transformers import AutoModelForCausalLM
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
-from sharpen.experience.reading import read_groups
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups
 
 
 async def prefers_letter(task, model):

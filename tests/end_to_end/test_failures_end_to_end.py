@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, UnusableAnswerError, WorkflowOutput, tune
-from sharpen.experience.reading import read_groups, read_trained
+from sharpen.learning.experience.reading import read_groups, read_trained
 from sharpen.types import Outcome
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from sharpen import WorkflowOutput
-from sharpen.certificate.gradient_probe import GradientProbe
-from sharpen.certificate.likeness import Gap
+from sharpen.agent.rollout.check import check_groups
 from sharpen.cli.main import main
 from sharpen.config.load import resolve
 from sharpen.errors import GradientError
-from sharpen.rollout.check import check_groups
+from sharpen.evidence.certificate.gradient_probe import GradientProbe
+from sharpen.evidence.certificate.likeness import Gap
 from sharpen.run.assembly import open_loop
 from sharpen.run.check import check_first, with_gradients
 

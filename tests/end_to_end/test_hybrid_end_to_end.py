@@ -11,8 +11,8 @@ from trainer_toys import SIZES
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
-from sharpen.trainer.checkpoint import pointed
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.trainer.checkpoint import pointed
 
 
 async def two_calls(task, model):

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from picture_toys import draw, make_seeing_checkpoint
 
-from sharpen.certificate.certify import certify
 from sharpen.cli.main import main
-from sharpen.experience.reading import read_groups
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups
 
 AGENT = """
 from sharpen import WorkflowOutput

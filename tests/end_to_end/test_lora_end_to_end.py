@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
 from sharpen.errors import ConfigError
+from sharpen.evidence.certificate.certify import certify
 
 ALL = "LoRA: adapters of rank 16"
 

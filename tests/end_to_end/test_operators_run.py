@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
-from sharpen.experience.reading import read_groups, read_trained
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups, read_trained
 from sharpen.types import Outcome
 
 
@@ -20,7 +20,7 @@ async def letters(task, model):
 
 OWN = """
 from dataclasses import replace
-from sharpen.operators import drop, with_reward
+from sharpen.agent.operators import drop, with_reward
 
 def by_index(groups, bonus):
     def changed(rollout):

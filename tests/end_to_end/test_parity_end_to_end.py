@@ -4,7 +4,7 @@ run is not stopped."""
 import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.experience.reading import read_parity, read_steps
+from sharpen.learning.experience.reading import read_parity, read_steps
 
 
 async def prefers_letter(task, model):

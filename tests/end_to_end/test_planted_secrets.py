@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from sharpen.cli.main import main
-from sharpen.experience.reading import read_groups
+from sharpen.learning.experience.reading import read_groups
 
 PLANTED = {
     "argument": "planted-in-workflow-args",

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
 from sharpen.cli.show import add_show, run_show
 from sharpen.errors import ConfigError
-from sharpen.experience.reading import read_groups
-from sharpen.trainer import checkpoint
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups
+from sharpen.learning.trainer import checkpoint
 
 
 async def prefers_letter(task, model):

@@ -9,10 +9,10 @@ import pytest
 from killed_runs import run_killed
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
-from sharpen.experience.reading import read_group_ids, read_groups, read_groups_at, read_steps
-from sharpen.tasks.order import TaskOrder
-from sharpen.trainer.checkpoint import load, pointed
+from sharpen.agent.tasks.order import TaskOrder
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_group_ids, read_groups, read_groups_at, read_steps
+from sharpen.learning.trainer.checkpoint import load, pointed
 from sharpen.types import step_of_group
 
 BATCH_SIZE = 4

@@ -4,9 +4,9 @@ import json
 from statistics import fmean
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
 from sharpen.cli.show import read_rollout
-from sharpen.experience.reading import read_groups, read_trained
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups, read_trained
 
 
 async def prefers_letter(task, model):

@@ -11,12 +11,12 @@ import pytest
 from killed_runs import run_killed
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
 from sharpen.cli.main import main
-from sharpen.diagnose.diagnosis import diagnose, read_run
 from sharpen.errors import ConfigError
-from sharpen.experience.reading import read_groups, read_steps, read_trained
-from sharpen.trainer.checkpoint import load, pointed
+from sharpen.evidence.certificate.certify import certify
+from sharpen.evidence.diagnose.diagnosis import diagnose, read_run
+from sharpen.learning.experience.reading import read_groups, read_steps, read_trained
+from sharpen.learning.trainer.checkpoint import load, pointed
 from sharpen.types import noise_name, step_of_group
 
 BATCH_SIZE = 3

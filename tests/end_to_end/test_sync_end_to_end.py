@@ -13,12 +13,12 @@ import pytest
 from killed_runs import run_killed
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
 from sharpen.config.load import resolve
 from sharpen.errors import ConfigError
-from sharpen.experience.reading import read_groups, read_groups_at, read_last_groups, read_steps, read_trained
-from sharpen.recipe import check_settings, recipe_of
-from sharpen.trainer.checkpoint import load, pointed
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups, read_groups_at, read_last_groups, read_steps, read_trained
+from sharpen.learning.recipe import check_settings, recipe_of
+from sharpen.learning.trainer.checkpoint import load, pointed
 
 BATCH_SIZE, GROUP_SIZE, STEPS = 3, 4, 6
 

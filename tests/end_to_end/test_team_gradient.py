@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
 from sharpen.cli.main import main
-from sharpen.experience.reading import read_groups, read_trained
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups, read_trained
 from sharpen.types import CallStatus
 
 Weights = dict[str, torch.Tensor]

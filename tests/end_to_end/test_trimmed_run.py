@@ -8,11 +8,11 @@ from contextlib import closing
 import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
 from sharpen.cli.main import main
 from sharpen.errors import ConfigError
-from sharpen.experience.journal import Journal
-from sharpen.experience.reading import read_groups, step_of_group
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.journal import Journal
+from sharpen.learning.experience.reading import read_groups, step_of_group
 
 SAID = "a phrase of the agent"
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
 from sharpen.cli.main import main
 from sharpen.errors import ConfigError
+from sharpen.evidence.certificate.certify import certify
 
 
 async def answers(task, model):

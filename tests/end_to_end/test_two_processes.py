@@ -7,11 +7,11 @@ import pytest
 from expert_toys import put_experts
 from processes import python, wait_for
 
-from sharpen.certificate.certify import certify
 from sharpen.cli.main import main
-from sharpen.exchange.store import Batches, FolderStore
-from sharpen.experience.reading import read_groups, read_steps
-from sharpen.trainer.checkpoint import pointed
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups, read_steps
+from sharpen.learning.trainer.checkpoint import pointed
+from sharpen.placement.exchange.store import Batches, FolderStore
 
 AGENT = """
 from sharpen import WorkflowOutput

@@ -66,7 +66,7 @@ def check_run() -> Callable[..., list[Any]]:
     the rollouts."""
 
     def check(result: Any) -> list[Any]:
-        from sharpen.experience.reading import read_groups, read_trained
+        from sharpen.learning.experience.reading import read_groups, read_trained
 
         assert result.steps == 2
         journal = result.run_dir / "run.db"

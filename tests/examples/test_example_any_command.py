@@ -4,7 +4,7 @@ import pytest
 from lines import different
 from scripted_models import tool_call
 
-from sharpen.execution.auxiliary.endpoint import Endpoint
+from sharpen.placement.auxiliary.endpoint import Endpoint
 
 TASK = {"question": 'What is 12 times "3"?', "answer": "12 * 3 = 36\n#### 36"}
 

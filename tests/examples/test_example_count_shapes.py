@@ -66,7 +66,7 @@ def test_two_steps_of_a_model_that_was_hardly_taught(line, short, tmp_path):
     from count_shapes.main import OWN_MODEL, main
     from count_shapes.make_model import make_model
 
-    from sharpen.experience.reading import read_groups
+    from sharpen.learning.experience.reading import read_groups
 
     make_model(tmp_path / "data" / OWN_MODEL, steps=22)
     result = main([*line, *short, "--max-model-len=256"])
@@ -80,8 +80,8 @@ def test_it_learns_to_say_what_it_sees(tmp_path):
     """The pictures are shown, kept once each, and trained; what was recorded is certified."""
     from count_shapes import main
 
-    from sharpen.certificate.certify import certify
-    from sharpen.experience.reading import read_groups
+    from sharpen.evidence.certificate.certify import certify
+    from sharpen.learning.experience.reading import read_groups
 
     result = main.main([f"--data={tmp_path / 'data'}", f"--out={tmp_path / 'runs'}"])
     assert result.before["greedy"].accuracy < 0.5

@@ -149,7 +149,7 @@ def test_two_steps_of_training(line, short, check_run):
     from email_search import main as example
     from parts.model_judge import read_case, verdict_text
 
-    from sharpen.experience.reading import read_groups
+    from sharpen.learning.experience.reading import read_groups
 
     count = itertools.count(1)
 

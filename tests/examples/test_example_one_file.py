@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lines import different
 
-from sharpen.trainer.checkpoint import load
+from sharpen.learning.trainer.checkpoint import load
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.starter.tiny_model import make_tiny_model
+from sharpen.cli.starter.tiny_model import make_tiny_model
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "single_file" / "train.py"
 

@@ -14,7 +14,7 @@ def run(scripted, play, *replies):
     from trinity_workflow.workflow import CalculatorWorkflow
 
     from sharpen.compat.trinity import FormatConfig, ModelWrapper, Task
-    from sharpen.execution.auxiliary.endpoint import Endpoint
+    from sharpen.placement.auxiliary.endpoint import Endpoint
 
     model = scripted(*replies)
     task = Task(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from sharpen.experience.reading import read_groups
+from sharpen.learning.experience.reading import read_groups
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sharpen.algorithm.resolve import algorithm_of
-from sharpen.certificate.audit import audit
-from sharpen.certificate.certificate import Certificate
-from sharpen.certificate.certify import certify
-from sharpen.certificate.delivery import delivery
-from sharpen.certificate.rules import Rules
 from sharpen.config.load import ResolvedConfig, resolve, write_resolved
-from sharpen.experience.draw import draw_batches
-from sharpen.experience.journal import Journal
-from sharpen.experience.reading import read_trained
+from sharpen.evidence.certificate.audit import audit
+from sharpen.evidence.certificate.certificate import Certificate
+from sharpen.evidence.certificate.certify import certify
+from sharpen.evidence.certificate.delivery import delivery
+from sharpen.evidence.certificate.rules import Rules
+from sharpen.learning.algorithm.resolve import algorithm_of
+from sharpen.learning.experience.draw import draw_batches
+from sharpen.learning.experience.journal import Journal
+from sharpen.learning.experience.reading import read_trained
 from sharpen.types import Group, Rollout
 
 VERSION = 0

@@ -18,7 +18,7 @@ from agent_scripts import add_numbers_of_the_question, add_then_answer
 from certified import certified
 from scripted_rollouts import RememberingEngine
 
-from sharpen.experience.merge import merge
+from sharpen.learning.experience.merge import merge
 from sharpen.types import Call, CallStatus, Group, Outcome, Rollout
 
 TASK = {"question": "2+3", "answer": "The answer is 5."}

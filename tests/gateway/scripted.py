@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.contracts import GenerateRequest, Generation
 
 END = "<|im_end|>"
 CHATML = """

@@ -10,16 +10,16 @@ from typing import Any
 
 from scripted import ScriptedEngine, ServingLoop
 
-from sharpen.compat.agentscope.console import silent_agents
-from sharpen.compat.agentscope.model import present
+from sharpen.agent.agentscope.console import silent_agents
+from sharpen.agent.agentscope.model import present
+from sharpen.agent.rollout.attempt import UserFunctions
+from sharpen.agent.rollout.models import RolloutModels
+from sharpen.agent.rollout.runner import RolloutRunner
+from sharpen.agent.rollout.user_loop import owner
 from sharpen.config.run import RolloutConfig
-from sharpen.execution.attempts import attempt_runner
+from sharpen.contracts import GenerateRequest, Generation
 from sharpen.gateway.gateway import Gateway
-from sharpen.inference.engine import GenerateRequest, Generation
-from sharpen.rollout.attempt import UserFunctions
-from sharpen.rollout.models import RolloutModels
-from sharpen.rollout.runner import RolloutRunner
-from sharpen.rollout.user_loop import owner
+from sharpen.placement.attempts import attempt_runner
 from sharpen.types import Group, Task
 
 Script = Callable[[str], "str | Awaitable[str]"]

@@ -14,11 +14,11 @@ import pytest
 from scripted import ServingLoop
 from transformers import AutoTokenizer
 
+from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.gateway.exchange import RawRequest, Reply
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.stream import Stream
 from sharpen.gateway.transport import _Job
-from sharpen.inference.embedded.engine import EmbeddedEngine
 
 ASKED: Any = {"model": "toy", "messages": [{"role": "user", "content": "?"}], "stream": True, "stop": ["@@@@"]}
 PATIENCE_S = 120

@@ -15,8 +15,8 @@ from scripted import eventually
 from scripted_rollouts import Rollouts, rollouts_of
 
 from sharpen import WorkflowOutput
+from sharpen.agent.sandbox.commands import CommandResult
 from sharpen.errors import CommandError
-from sharpen.sandbox.commands import CommandResult
 from sharpen.types import CallStatus
 
 ASK = """

@@ -13,6 +13,7 @@ from llguidance.hf import from_tokenizer
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoTokenizer
 
+from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.gateway.constraints import constraint_of
 from sharpen.gateway.context import Context
 from sharpen.gateway.formats.table import formats_of
@@ -20,7 +21,6 @@ from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.protocols.chat import parse_request
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError
-from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.types import Sampling
 
 USER = [{"role": "user", "content": "?"}]

@@ -18,8 +18,8 @@ from scripted import toy_tokenizer
 from transformers import AutoConfig, AutoTokenizer
 
 from sharpen.errors import ConfigError
-from sharpen.families.images import eyes_of
 from sharpen.gateway.images import MAX_IMAGE_BYTES, MAX_IMAGES, Album
+from sharpen.models.images import eyes_of
 from sharpen.types import Outcome, Picture
 
 CHAT, RESPONSES, MESSAGES = "/chat/completions", "/responses", "/messages"

@@ -11,8 +11,8 @@ import pytest
 from picture_toys import draw, make_seeing_checkpoint
 from transformers import AutoConfig, AutoTokenizer
 
-from sharpen.families.images import eyes_of
 from sharpen.gateway.images import Album
+from sharpen.models.images import eyes_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "use" / "images.md").read_text(encoding="utf-8")
 PROGRAMS = [code for code in re.findall("```python\n(.*?)```", PAGE, re.DOTALL) if "client." in code]

@@ -14,14 +14,14 @@ import pytest
 from scripted import ServingLoop
 from scripted_rollouts import Rollouts, rollouts_of
 
+from sharpen.agent.rollout.attempt import UserFunctions
+from sharpen.agent.rollout.runner import RolloutRunner
 from sharpen.config.load import resolve
+from sharpen.config.rows import MissingFieldError, Row
 from sharpen.config.run import RolloutConfig
-from sharpen.decide import check_place
 from sharpen.errors import ConfigError
-from sharpen.execution.isolated.pool import ProcessPool
-from sharpen.rollout.attempt import UserFunctions
-from sharpen.rollout.runner import RolloutRunner
-from sharpen.tasks.source import MissingFieldError, Row
+from sharpen.placement.isolated.pool import ProcessPool
+from sharpen.run.decide import check_place
 from sharpen.types import Outcome, Rollout, Task
 
 ALONE: dict[str, Any] = {"isolation": "process", "num_processes": 1}

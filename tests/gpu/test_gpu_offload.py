@@ -7,8 +7,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from trainer_toys import make_experiences, make_model
 
-from sharpen.trainer.model import TrainedModel
-from sharpen.trainer.packing import pack
+from sharpen.learning.trainer.model import TrainedModel
+from sharpen.learning.trainer.packing import pack
 
 pytestmark = pytest.mark.gpu
 

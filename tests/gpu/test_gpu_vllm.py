@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from sharpen.contracts import GenerateRequest, Generation
+from sharpen.engine.routing import Replicas
 from sharpen.errors import EngineLostError
-from sharpen.execution.serving import ServingThread
-from sharpen.inference.engine import GenerateRequest, Generation
-from sharpen.inference.routing import Replicas
+from sharpen.placement.serving import ServingThread
 from sharpen.types import Sampling
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.vllm
 
 
 def start(thread: ServingThread, **settings: Any) -> Any:
-    from sharpen.inference.vllm.engine import VLLMEngine
+    from sharpen.engine.vllm.engine import VLLMEngine
 
     settings = {"max_model_len": 256, "max_slots": 8, "kv_cache_mb": 256, "dtype": "float32", **settings}
     return thread.call(VLLMEngine.start(str(MODEL), stop_decoder=str, **settings))
@@ -102,7 +102,7 @@ def test_tensor_parallel() -> None:
 @pytest.mark.two_gpus
 def test_a_worker_that_dies_in_the_midst_of_a_broadcast_hangs_nothing() -> None:
     """A kernel on the trainer's GPU waits for it then, until the trainer leaves the group."""
-    from sharpen.inference.vllm.loading import Loader
+    from sharpen.engine.vllm.loading import Loader
 
     thread = ServingThread()
     engine = start(thread, replica=(1, 2))

@@ -7,15 +7,15 @@ import torch
 from group_toys import assert_same_numbers, assert_same_weights, make_plan, make_toy
 from trainer_toys import Batch, make_experiences, make_model, plain_copy, record
 
-from sharpen.algorithm.resolve import resolve
 from sharpen.config.run import LossConfig
 from sharpen.config.trainer import TrainerConfig
-from sharpen.execution.ranks.group import TrainerGroup
-from sharpen.execution.ranks.processes import RankProcesses
-from sharpen.inference.embedded.engine import EmbeddedEngine
-from sharpen.trainer.model import TrainedModel
-from sharpen.trainer.parity import Tolerance
-from sharpen.trainer.trainer import Trainer
+from sharpen.engine.embedded.engine import EmbeddedEngine
+from sharpen.learning.algorithm.resolve import resolve
+from sharpen.learning.trainer.model import TrainedModel
+from sharpen.learning.trainer.parity import Tolerance
+from sharpen.learning.trainer.trainer import Trainer
+from sharpen.placement.ranks.group import TrainerGroup
+from sharpen.placement.ranks.processes import RankProcesses
 
 
 def make_trainer(module, compute_dtype, **config):

@@ -31,31 +31,31 @@ class Aim(NamedTuple):
 
 AIMS: Mapping[str, tuple[Aim, ...]] = {
     "checkpoint": (
-        Aim("trainer/checkpoint.py", 'save_file(_on_cpu(part), inner / f"{name}'),
-        Aim("trainer/checkpoint.py", "write_checksums(partial)"),
-        Aim("trainer/checkpoint.py", "for path in (*partial.rglob"),
+        Aim("learning/trainer/checkpoint.py", 'save_file(_on_cpu(part), inner / f"{name}'),
+        Aim("learning/trainer/checkpoint.py", "write_checksums(partial)"),
+        Aim("learning/trainer/checkpoint.py", "for path in (*partial.rglob"),
     ),
     "rename and pointer": (
-        Aim("trainer/checkpoint.py", "partial.rename(directory)"),
-        Aim("trainer/checkpoint.py", "_remove(replaced, ignore_errors=True)"),
-        Aim("trainer/checkpoint.py", "partial.replace(root / name)"),
+        Aim("learning/trainer/checkpoint.py", "partial.rename(directory)"),
+        Aim("learning/trainer/checkpoint.py", "_remove(replaced, ignore_errors=True)"),
+        Aim("learning/trainer/checkpoint.py", "partial.replace(root / name)"),
         Aim("run/steps.py", "self._point_to_best(recorded)"),
-        Aim("trainer/checkpoint.py", "_remove(removed)"),
+        Aim("learning/trainer/checkpoint.py", "_remove(removed)"),
     ),
     "commit": (
-        Aim("experience/journal.py", "item.write(self._connection)"),
-        Aim("experience/journal.py", 'self._connection.execute("COMMIT")'),
+        Aim("learning/experience/journal.py", "item.write(self._connection)"),
+        Aim("learning/experience/journal.py", 'self._connection.execute("COMMIT")'),
         Aim("run/loop.py", "self.progress = progress"),
     ),
     "weights": (
-        Aim("trainer/trainer.py", "self.version += 1"),
-        Aim("inference/embedded/engine.py", "self._scheduler.suspend_all()"),
-        Aim("inference/embedded/engine.py", "self._stepper.version = version"),
+        Aim("learning/trainer/trainer.py", "self.version += 1"),
+        Aim("engine/embedded/engine.py", "self._scheduler.suspend_all()"),
+        Aim("engine/embedded/engine.py", "self._stepper.version = version"),
     ),
     "monitor": (
-        Aim("monitor/metrics.py", "self._file.flush()"),
-        Aim("monitor/tensorboard.py", "written = self._file.write(data)"),
-        Aim("monitor/tensorboard.py", "self._num_bytes += written"),
+        Aim("show/monitor/metrics.py", "self._file.flush()"),
+        Aim("show/monitor/tensorboard.py", "written = self._file.write(data)"),
+        Aim("show/monitor/tensorboard.py", "self._num_bytes += written"),
     ),
 }
 """By kind."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from aims import AIMS, Aim, Trap
 from step_walks import STEPS, Bench, Place, content, records, rows_bench
 
-from sharpen.trainer.checkpoint import pointed, repair
+from sharpen.learning.trainer.checkpoint import pointed, repair
 
 
 def kill() -> None:

@@ -31,8 +31,8 @@ from killed_run import KINDS, STEPS, Orders, main
 from processes import alive, python
 from step_walks import content, records
 
-from sharpen.certificate.certify import certify
-from sharpen.trainer.checkpoint import is_whole, load, pointed
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.trainer.checkpoint import is_whole, load, pointed
 
 HERE = Path(__file__).parent
 MOST_TIMES = 6

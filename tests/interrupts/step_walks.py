@@ -21,27 +21,29 @@ from typing import Any, NamedTuple
 
 import sharpen
 from sharpen import WorkflowOutput
+from sharpen.agent.rollout.refill import StepRollouts
+from sharpen.agent.tasks.selection import make_order
 from sharpen.config.load import ResolvedConfig, resolve
-from sharpen.experience.journal import Journal
-from sharpen.experience.reading import read_groups, read_steps, read_taught, read_trained
-from sharpen.monitor.display import Display
-from sharpen.monitor.metrics import JsonlSink, Monitor
-from sharpen.rollout.refill import StepRollouts
+from sharpen.learning.experience.journal import Journal
+from sharpen.learning.experience.reading import read_groups, read_steps, read_taught, read_trained
+from sharpen.learning.trainer.checkpoint import load, point, pointed
 from sharpen.run.assembly import open_loop
 from sharpen.run.loop import Loop
 from sharpen.run.progress import Progress
-from sharpen.tasks.selection import make_order
-from sharpen.trainer.checkpoint import load, point, pointed
+from sharpen.show.monitor.display import Display
+from sharpen.show.monitor.metrics import JsonlSink, Monitor
 from sharpen.types import step_of_group
 
 STEPS, BATCH_SIZE, GROUP_SIZE = 3, 4, 4
 ROOT = Path(sharpen.__file__).parent
 WALKED = (
-    "run/loop.py", "run/rollouts.py", "run/rows.py", "run/steps.py", "trainer/trainer.py", "trainer/rollout_loss.py",
-    "trainer/row_loss.py", "trainer/critic.py", "trainer/optimizer.py", "trainer/step_start.py",
-    "trainer/checkpoint.py", "experience/journal.py", "monitor/metrics.py",
+    "run/loop.py", "run/rollouts.py", "run/rows.py", "run/steps.py", "learning/trainer/trainer.py",
+    "learning/trainer/rollout_loss.py", "learning/trainer/row_loss.py", "learning/trainer/critic.py",
+    "learning/trainer/optimizer.py", "learning/trainer/step_start.py", "learning/trainer/checkpoint.py",
+    "learning/experience/journal.py", "show/monitor/metrics.py",
 )  # fmt: skip
-SAVES = ("run/steps.py", "trainer/checkpoint.py")
+CHECKPOINT = "learning/trainer/checkpoint.py"
+SAVES = ("run/steps.py", CHECKPOINT)
 SAVING = ("save", "_save", "_position", "state_tensors")
 """Files and functions in which an error may be one of saving itself, which leaves the last checkpoint."""
 
@@ -187,7 +189,7 @@ class Bench:
     def places(self) -> list[Place]:
         """Where the second step of a session comes by, up to its save: each line, the first two times."""
         seen = self.play(self.copy()).seen
-        saved = [number for number, place in enumerate(seen) if place[:2] == ("trainer/checkpoint.py", "prune")]
+        saved = [number for number, place in enumerate(seen) if place[:2] == (CHECKPOINT, "prune")]
         return [place for place in seen[: saved[0] + 8] if place.time <= 2]
 
 

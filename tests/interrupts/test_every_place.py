@@ -26,7 +26,7 @@ from step_walks import (
     rows_bench,
 )
 
-from sharpen.trainer.checkpoint import load, pointed
+from sharpen.learning.trainer.checkpoint import load, pointed
 
 
 def check_directory(bench: Bench, run_dir: Path, step: int, place: Place) -> None:
@@ -110,7 +110,7 @@ def test_a_step_with_rollouts_ended_at_its_borders(grpo, way):
 
 @pytest.mark.parametrize("way", ["error", "twice"])
 def test_a_step_with_rows_ended_at_its_borders(sft, way):
-    """Red for the same of `run/rows.py` and `trainer/row_loss.py`."""
+    """Red for the same of `run/rows.py` and `learning/trainer/row_loss.py`."""
     assert walk(sft, way) > 6
 
 

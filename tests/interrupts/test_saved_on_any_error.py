@@ -11,10 +11,10 @@ import pytest
 from step_walks import letters
 
 from sharpen import AlgorithmConfig, DatasetConfig, TuneResult, TunerModelConfig, tune
-from sharpen.diagnose.diagnosis import diagnose, read_run
 from sharpen.errors import JournalError, SharpenError
-from sharpen.monitor.ended import read_ended
-from sharpen.trainer.checkpoint import load, pointed
+from sharpen.evidence.diagnose.diagnosis import diagnose, read_run
+from sharpen.evidence.ended import read_ended
+from sharpen.learning.trainer.checkpoint import load, pointed
 
 
 def run(folder: Path, model: Path, dataset: Path, workflow: Callable[..., Any]) -> TuneResult:

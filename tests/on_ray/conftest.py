@@ -60,8 +60,8 @@ def cluster() -> Iterator[Any]:
 def make_serving(cluster: Any, toy_model_dir: Path) -> Iterator[Callable[..., Any]]:
     """`RayServing` over the toy model, closed at the end; keyword arguments are settings, with `__` for the dot."""
     from sharpen.config.load import resolve
-    from sharpen.decide import decide_evaluation
-    from sharpen.execution.cluster.serving import RayServing
+    from sharpen.placement.cluster.serving import RayServing
+    from sharpen.run.decide import decide_evaluation
 
     made: list[RayServing] = []
 

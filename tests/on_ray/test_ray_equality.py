@@ -12,12 +12,12 @@ from expert_toys import put_experts
 from ray_workflows import prefers_letter
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from sharpen.certificate.certify import certify, read_resolved
-from sharpen.execution.cluster.ranks import RankActor, RayRanks
-from sharpen.execution.trainers import make_trainer
-from sharpen.experience.draw import draw_batches
-from sharpen.experience.reading import read_groups
-from sharpen.recipe import Job, recipe_of
+from sharpen.evidence.certificate.certify import certify, read_resolved
+from sharpen.learning.experience.draw import draw_batches
+from sharpen.learning.experience.reading import read_groups
+from sharpen.learning.recipe import Job, recipe_of
+from sharpen.placement.cluster.ranks import RankActor, RayRanks
+from sharpen.placement.trainers import make_trainer
 
 
 def run(folder: Path, model: Path, data: Path, **settings: Any) -> Path:

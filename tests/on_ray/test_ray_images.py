@@ -11,8 +11,8 @@ from picture_toys import draw, make_seeing_checkpoint
 from ray_workflows import looks_at_a_picture
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from sharpen.certificate.certify import certify
-from sharpen.experience.reading import read_groups
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups
 from sharpen.types import Call
 
 

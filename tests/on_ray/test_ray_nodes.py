@@ -16,11 +16,11 @@ import ray
 from ray_workflows import actors_of, has_ended, waits_at_a_gate
 from test_ray_equality import run, steps
 
-from sharpen.certificate.certify import certify
 from sharpen.errors import RankError
-from sharpen.execution.cluster.ranks import RayRanks
-from sharpen.execution.ranks.answers import RankAnswer
-from sharpen.experience.reading import read_groups, read_trained
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups, read_trained
+from sharpen.placement.cluster.ranks import RayRanks
+from sharpen.placement.ranks.answers import RankAnswer
 
 QUICK = {
     "workflow": waits_at_a_gate,

@@ -14,7 +14,7 @@ from processes import python, wait_for
 
 from sharpen.config.cluster import ClusterConfig
 from sharpen.errors import ConfigError
-from sharpen.execution.cluster.connect import Connection
+from sharpen.placement.cluster.connect import Connection
 
 SCRIPT = """
 import asyncio

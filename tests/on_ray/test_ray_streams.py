@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from ray_workflows import actors_of, does_what_the_task_says, make_tasks
 
+from sharpen.contracts import GenerateRequest
 from sharpen.errors import EngineError
-from sharpen.execution.cluster.engine import EngineActor, EngineClient, answer
-from sharpen.inference.engine import GenerateRequest
+from sharpen.placement.cluster.engine import EngineActor, EngineClient, answer
 from sharpen.types import Outcome, Sampling
 
 LONG = GenerateRequest(

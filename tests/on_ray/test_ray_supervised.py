@@ -13,7 +13,7 @@ from ray_workflows import prefers_letter
 from test_ray_equality import steps
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from sharpen.certificate.certify import certify
+from sharpen.evidence.certificate.certify import certify
 
 
 def rows(folder: Path, *fields: str) -> DatasetConfig:

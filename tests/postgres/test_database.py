@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from sharpen.errors import ConfigError, JournalError
-from sharpen.exchange.database import PART_BYTES, DatabaseStore
-from sharpen.exchange.store import Batches
+from sharpen.placement.exchange.database import PART_BYTES, DatabaseStore
+from sharpen.placement.exchange.store import Batches
 
 pytestmark = pytest.mark.postgres
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sharpen.agent.tasks.order import TaskOrder
 from sharpen.config.run import RunConfig
 from sharpen.errors import EngineError, ParityError
-from sharpen.recipe import recipe_of
+from sharpen.learning.recipe import recipe_of
 from sharpen.run.explorer import Explorer
-from sharpen.tasks.order import TaskOrder
 from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
 
 

@@ -3,8 +3,8 @@
 import json
 from dataclasses import replace
 
-from sharpen.monitor.statistics import Evaluation, evaluation_to_json
 from sharpen.run.progress import Measurement, Progress
+from sharpen.show.monitor.statistics import Evaluation, evaluation_to_json
 
 REWARDS = Evaluation(greedy={"a": 1.0}, sampled={"a": 0.5})
 WORSE = Evaluation(greedy={"a": 0.0}, sampled={"a": 0.25})

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.certificate.certificate import RepeatedSteps, Retrained
-from sharpen.certificate.gradient_probe import GradientProbe
-from sharpen.certificate.likeness import Gap
 from sharpen.errors import CertificateError, CheckpointError
+from sharpen.evidence.certificate.certificate import RepeatedSteps, Retrained
+from sharpen.evidence.certificate.gradient_probe import GradientProbe
+from sharpen.evidence.certificate.likeness import Gap
 from sharpen.run.repeats import SHARE, Repeats, Size
 
 SMALL = Size(num_weights=1_000_000, needed=100_000_000, free=10_000_000_000)

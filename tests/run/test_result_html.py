@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sharpen.monitor.statistics import accuracy
-from sharpen.monitor.verdict import Verdict
 from sharpen.run.result import TuneResult
+from sharpen.show.monitor.statistics import accuracy
+from sharpen.show.monitor.verdict import Verdict
 
 
 def test_a_result_is_shown_with_verdict_table_and_curve(tmp_path: Path):

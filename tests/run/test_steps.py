@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sharpen.errors import CheckpointError, ConfigError, JournalError, SamplingError
+from sharpen.learning.trainer.checkpoint import point, pointed, write_directory
 from sharpen.run.steps import Checkpoints, StepPosition
-from sharpen.trainer.checkpoint import point, pointed, write_directory
 
 
 class Trainer:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from experience_builders import make_call, make_group, make_rollout
 
-from sharpen.experience.reading import read_groups
-from sharpen.report.evaluations import read_evaluated
+from sharpen.learning.experience.reading import read_groups
 from sharpen.run.transcripts import Transcripts
+from sharpen.show.report.evaluations import read_evaluated
 from sharpen.types import Group
 
 

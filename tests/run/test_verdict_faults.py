@@ -12,10 +12,10 @@ import pytest
 
 from sharpen import WorkflowOutput
 from sharpen.config.load import resolve
-from sharpen.monitor.statistics import Evaluation
 from sharpen.run.assembly import open_loop
 from sharpen.run.evaluation import Evaluator
 from sharpen.run.outcome import judge_run, write_outcome
+from sharpen.show.monitor.statistics import Evaluation
 from sharpen.types import Group
 
 

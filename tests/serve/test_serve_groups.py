@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sharpen.exchange.batch import SESSIONS, ExploredBatch
-from sharpen.exchange.store import FolderStore
-from sharpen.exchange.weights import SessionSpan, TrainerNote, read_note
+from sharpen.learning.schedule import Schedule
+from sharpen.placement.exchange.batch import SESSIONS, ExploredBatch
+from sharpen.placement.exchange.store import FolderStore
+from sharpen.placement.exchange.weights import SessionSpan, TrainerNote, read_note
 from sharpen.run.receiver import Inbox, Receiver
 from sharpen.serve.groups import Sizes, choose, make_batch, teaches, too_old
 from sharpen.serve.visit import Visit, _shifted
-from sharpen.sync.schedule import Schedule
 from sharpen.types import Call, CallStatus, Sampling, Task
 
 SIZES = Sizes(batch_size=2, group_size=2)

@@ -16,13 +16,13 @@ from picture_toys import draw, make_seeing_checkpoint
 from processes import ends, line_of, python, wait_for
 from serve_client import KEY, Client, end
 
-from sharpen.certificate.certify import certify
 from sharpen.cli.main import BAD_INPUT, main
 from sharpen.config.load import read_yaml, resolve
-from sharpen.exchange.announcement import Announcement
-from sharpen.exchange.batch import ExploredBatch
-from sharpen.exchange.store import Batches, FolderStore
-from sharpen.experience.reading import read_groups, read_steps, read_trained
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups, read_steps, read_trained
+from sharpen.placement.exchange.announcement import Announcement
+from sharpen.placement.exchange.batch import ExploredBatch
+from sharpen.placement.exchange.store import Batches, FolderStore
 from sharpen.serve.visit import Visit
 
 PAGE = Path(__file__).parents[2] / "docs" / "use" / "serve.md"

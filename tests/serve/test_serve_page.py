@@ -12,10 +12,10 @@ import openai
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
 
 from sharpen.config.gateway import GatewayConfig
-from sharpen.exchange.store import Batches, FolderStore
 from sharpen.gateway.caller import nobody
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.server import Server
+from sharpen.placement.exchange.store import Batches, FolderStore
 from sharpen.serve.front import Front
 from sharpen.serve.sessions import Sessions
 

@@ -7,8 +7,8 @@ import pytest
 from processes import line_of, python, wait_for
 from serve_client import KEY, Client, end
 
-from sharpen.certificate.certify import certify
-from sharpen.experience.reading import read_groups, read_steps
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups, read_steps
 
 SERVERS = ("one", "two")
 STEPS = 4

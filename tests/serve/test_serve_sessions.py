@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
 
-from sharpen.exchange.batch import SESSIONS, ExploredBatch
-from sharpen.exchange.store import Batches, FolderStore
+from sharpen.agent.rollout.refill import StepRollouts
 from sharpen.gateway.exchange import RawRequest
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.requests import ApiError
-from sharpen.rollout.refill import StepRollouts
+from sharpen.placement.exchange.batch import SESSIONS, ExploredBatch
+from sharpen.placement.exchange.store import Batches, FolderStore
 from sharpen.serve.front import Front
 from sharpen.serve.sessions import FORGOTTEN_S, Sessions
 from sharpen.serve.visit import MAX_TOKENS, Visit

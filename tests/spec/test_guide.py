@@ -8,12 +8,12 @@ import pytest
 
 from sharpen.config.explain import settings_of
 from sharpen.config.run import RunConfig
-from sharpen.execution.model_formats import serve_options
 from sharpen.gateway.formats.hermes import HERMES
 from sharpen.gateway.formats.table import Formats
 from sharpen.gateway.formats.think import QWEN3
-from sharpen.monitor.display import usage_lines
-from sharpen.monitor.intervals import wilson
+from sharpen.placement.model_formats import serve_options
+from sharpen.show.monitor.display import usage_lines
+from sharpen.show.monitor.intervals import wilson
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "start" / "guide.md").read_text(encoding="utf-8")

@@ -11,13 +11,13 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import ValidationError
 
 from sharpen import AlgorithmConfig, DatasetConfig, JudgeOutput, TunerModelConfig, WorkflowOutput, tune
-from sharpen.algorithm.resolve import resolve as resolve_algorithm
+from sharpen.agent.rollout.signature import judge_arguments, workflow_arguments
 from sharpen.compat.files import load_config
 from sharpen.config.load import resolve
+from sharpen.config.rows import load_tasks
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.rollout.signature import judge_arguments, workflow_arguments
-from sharpen.tasks.source import load_tasks
+from sharpen.learning.algorithm.resolve import resolve as resolve_algorithm
 
 HERE = Path(__file__).parent
 BLOCKS, PROGRAMS = HERE / "blocks", HERE / "programs"

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from sharpen.errors import EngineError
-from sharpen.execution.engine_choice import installed_builds
+from sharpen.placement.engine_choice import installed_builds
 
 HERE = Path(__file__).parent
 os.environ.update(RAY_worker_register_timeout_seconds="600", RAY_worker_niceness="0")  # as tests/on_ray has them

@@ -11,8 +11,8 @@ from test_sync_end_to_end import GROUP_SIZE, ages_by_step, check_accounted, rows
 from vllm_served import MODEL, vllm_left, vllm_processes
 
 from sharpen import WorkflowOutput
-from sharpen.certificate.certify import certify
-from sharpen.experience.reading import read_groups
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups
 
 SETTINGS = {"engine": {"type": "vllm", "kv_cache_mb": 64, "max_slots": 24}}
 LORA = {"trainer.lora": {"rank": 4, "target_modules": ["q_proj", "v_proj", "up_proj"]}}
@@ -28,7 +28,7 @@ def test_rollouts_in_flight_across_an_update(tmp_path, toy_dataset, sync, replic
     `fully_async`: there are calls with tokens of two versions; the other styles: none, not even in a rollout. Either
     way what trains is within the bound, and the trainer's logprobs are vLLM's, also those of adapters beside the
     weights and, with them, behind a resume (the first step is the embedded engine's). Red when `load`
-    (inference/vllm/loading.py) aborts what is in flight."""
+    (engine/vllm/loading.py) aborts what is in flight."""
     known = {process.pid for process in vllm_processes()}
     metrics = tmp_path / "P" / "fixed" / "metrics.jsonl"
     begun = 0

@@ -14,10 +14,10 @@ import pytest
 import torch
 from vllm_served import Served, request, scored, start, vllm_left, vllm_processes, weights
 
+from sharpen.engine.routing import Replicas
+from sharpen.engine.vllm.broadcast import _COMMUNICATORS, BroadcastGroup, in_thread, lay_out
+from sharpen.engine.vllm.loading import Loader
 from sharpen.errors import EngineLostError
-from sharpen.inference.routing import Replicas
-from sharpen.inference.vllm.broadcast import _COMMUNICATORS, BroadcastGroup, in_thread, lay_out
-from sharpen.inference.vllm.loading import Loader
 
 CPU = torch.device("cpu")
 LIMIT_S = 300.0
@@ -91,7 +91,7 @@ def test_two_replicas_get_their_weights_by_broadcast_and_one_goes_on_alone(sprea
     """One has two workers (tensor parallel), each replica is a group with the trainer. Both serve the new weights, tied
     ones included, and then newer ones. A worker that dies in the midst of a broadcast loses its replica and hangs
     nothing. Red when `finish_weight_update` does not `pack_tied_layers`, and when `_receive`
-    (inference/vllm/loading.py) does not leave the group."""
+    (engine/vllm/loading.py) does not leave the group."""
     wide, victim = wide
     engines = [spread.engine, wide.engine]
     for engine, kind in zip(engines, (Apart, KillsAWorker), strict=True):
@@ -119,7 +119,7 @@ def test_two_replicas_get_their_weights_by_broadcast_and_one_goes_on_alone(sprea
 
 def test_where_a_group_does_not_come_about_the_file_does(spread, model, changed, caplog):
     """A member that never comes: one line tells it, and this update and the next travel through the file. Red when
-    `_choose` (inference/vllm/loading.py) takes no notice of it."""
+    `_choose` (engine/vllm/loading.py) takes no notice of it."""
     spread.engine._loader = OneNeverComes(spread.engine._llm, join_limit_s=5.0)
     for new in (changed, model):
         version = spread.engine.version + 1

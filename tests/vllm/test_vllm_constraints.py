@@ -11,8 +11,8 @@ import torch
 from transformers import AutoTokenizer
 from vllm_served import MODEL, request
 
+from sharpen.engine.token_masks import TokenMasks, allowed
 from sharpen.errors import ConstraintError
-from sharpen.token_masks import TokenMasks, allowed
 from sharpen.types import Constraint
 
 pytestmark = pytest.mark.vllm

@@ -13,8 +13,8 @@ import psutil
 from test_sync_end_to_end import check_accounted, rows
 from vllm_served import MODEL
 
-from sharpen.certificate.certify import certify
-from sharpen.trainer.checkpoint import load, pointed
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.trainer.checkpoint import load, pointed
 
 AGENT = """
 import asyncio, contextlib, os, signal, threading, time
@@ -64,7 +64,7 @@ def test_runs_whose_engine_is_killed_end_with_one_error_and_go_on_from_there(tmp
     checkpoint, also the one whose weights were moving; the others train once, in the session that goes on. Red when
     `train` (rollouts.py) lets a failure behind the training pass: its step would not be recorded, and not be saved; or
     when `open` (gateway/gateway.py) does not look: every rollout would be tried again, and the error would be another
-    one; or hangs when `load` (inference/vllm/engine.py) waits for vLLM's answer alone."""
+    one; or hangs when `load` (engine/vllm/engine.py) waits for vLLM's answer alone."""
     run_dir = tmp_path / "P" / "fixed"
     for done, (when, words) in enumerate(
         [

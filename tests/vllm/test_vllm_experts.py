@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 from vllm_served import MODEL, Served, endless, generating, request, scored, start, weights
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from sharpen.certificate.certify import certify
-from sharpen.experience.reading import read_groups
-from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.contracts import GenerateRequest, Generation
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.reading import read_groups
 
 SIZES: dict[str, Any] = {
     "vocab_size": 512,

@@ -16,8 +16,8 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.deepseek_scaling_rope import DeepseekScalingRotaryEmbedding
 from vllm_served import MODEL, request, scored, start, weights
 
-from sharpen.families.routing import routing_of
-from sharpen.inference.vllm.worker import flatten_heads
+from sharpen.engine.vllm.worker import flatten_heads
+from sharpen.models.routing import routing_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 512,

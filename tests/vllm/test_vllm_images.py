@@ -22,13 +22,13 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from vllm_served import Served, begun, endless, frozen, generating, request, start
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certificate.certify import certify
 from sharpen.config.trainer import LoraConfig
+from sharpen.contracts import GenerateRequest, Generation
 from sharpen.errors import SamplingError
-from sharpen.families.images import Eyes, eyes_of
-from sharpen.inference.engine import GenerateRequest, Generation
-from sharpen.trainer.lora import AdaptedModel
-from sharpen.trainer.model import read_module
+from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.trainer.lora import AdaptedModel
+from sharpen.learning.trainer.model import read_module
+from sharpen.models.images import Eyes, eyes_of
 from sharpen.types import Picture
 
 QWEN = "qwen3_vl"

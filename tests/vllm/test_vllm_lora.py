@@ -24,8 +24,8 @@ from vllm_served import (
 
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ModelError
-from sharpen.trainer.lora import AdaptedModel
-from sharpen.trainer.model import read_module
+from sharpen.learning.trainer.lora import AdaptedModel
+from sharpen.learning.trainer.model import read_module
 
 LORA = LoraConfig(rank=6, alpha=12)
 LONG = [(7 * i + 3) % 500 for i in range(300)]  # more than two blocks of the prefix cache
@@ -71,7 +71,7 @@ def check(served: Any, policy: AdaptedModel, *asked: Any) -> None:
 
 def test_trap_14_adapters_of_each_version_act_and_no_cache_survives_them(adapted, model):
     """Before the first load they change nothing. Red when all versions' requests have one name and one folder (`write`,
-    inference/vllm/adapters.py): prompts come from the prefix cache of other adapters."""
+    engine/vllm/adapters.py): prompts come from the prefix cache of other adapters."""
     asked = [request(LONG, max_tokens=8), request([506, 61], noise=3, temperature=0.7)]
     for one, generation in zip(asked, adapted.generate(*asked), strict=True):
         np.testing.assert_allclose(generation.logprobs, scored(model, one, generation), atol=1e-4)
@@ -84,7 +84,7 @@ def test_trap_14_adapters_of_each_version_act_and_no_cache_survives_them(adapted
 
 def test_requests_in_flight_keep_their_adapters_and_their_version(adapted):
     """One batch has requests of two versions, each with the logprobs of its own; the adapters that nobody uses any more
-    are dropped at the next load. Red when `_sample` (inference/vllm/engine.py) takes vLLM's versions."""
+    are dropped at the next load. Red when `_sample` (engine/vllm/engine.py) takes vLLM's versions."""
     old, new = trained(3), trained(4)
     asked = [request([506, *range(40, 40 + length)], noise=9, max_tokens=400, temperature=1.5) for length in (3, 30)]
     adapted.run(adapted.engine.load(10, old.state_tensors()))

@@ -12,13 +12,13 @@ from pathlib import Path
 from processes import ends
 from vllm_served import MODEL
 
-from sharpen.inference.vllm.start import make_folder
+from sharpen.engine.vllm.start import make_folder
 
 KILLED = f"""
 import asyncio, os, signal, psutil
 
 async def main():
-    from sharpen.inference.vllm.engine import VLLMEngine
+    from sharpen.engine.vllm.engine import VLLMEngine
     before = dict(os.environ)
     model = {str(MODEL)!r}
     await VLLMEngine.start(model, stop_decoder=str, max_model_len=64, max_slots=4, kv_cache_mb=64)
@@ -57,7 +57,7 @@ def test_nothing_stays_when_the_owner_is_killed(tmp_path, temporary):
 
 
 def test_the_paths_of_sockets_are_short_whatever_the_temporary_folder_is(tmp_path):
-    """Red when `make_folder` (inference/vllm/start.py) takes any: vLLM would not start in such a folder."""
+    """Red when `make_folder` (engine/vllm/start.py) takes any: vLLM would not start in such a folder."""
     for length in (40, 47, 48, 200):
         parent = (tmp_path / ("x" * 200)).as_posix()[:length]
         Path(parent).mkdir(exist_ok=True)

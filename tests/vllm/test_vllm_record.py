@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 from vllm_served import MODEL
 
 from sharpen.cli.main import main
-from sharpen.experience.reading import read_groups
+from sharpen.learning.experience.reading import read_groups
 from sharpen.types import Call, Rollout
 
 KEY = "the-key"

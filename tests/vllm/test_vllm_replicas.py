@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from vllm_served import Served, begun, request, scored, start, vllm_left, vllm_processes, weights
 
+from sharpen.engine.routing import Replicas
 from sharpen.errors import EngineLostError
-from sharpen.inference.routing import Replicas
 
 
 def check(model, asked, generations, version):
@@ -24,7 +24,7 @@ def check(model, asked, generations, version):
 def test_two_replicas_serve_and_one_goes_on_alone(shared, model, changed):
     """The first has two workers, each with its part of every weight: red without `pack_tied_layers` in
     `Transfer.finish_weight_update`. One of them is killed: its calls end with one error, and through `Replicas` the
-    other replica answers them; red when `generate` (inference/routing.py) does not try again elsewhere."""
+    other replica answers them; red when `generate` (engine/routing.py) does not try again elsewhere."""
     known = {process.pid for process in vllm_processes()}
     first = start(shared.thread, max_slots=8, tensor_parallel_size=2)
     workers = [one for one in vllm_processes() if one.pid not in known and "Worker" in one.name()]

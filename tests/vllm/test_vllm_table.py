@@ -6,7 +6,7 @@ from transformers.models.auto.modeling_auto import (
 )
 from vllm import ModelRegistry
 
-from sharpen.families.table import FAMILIES
+from sharpen.models.table import FAMILIES
 
 BY_TRANSFORMERS = {"ministral"}
 """Dense models without a class of vLLM's own, which it runs by transformers' code."""

@@ -12,9 +12,9 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 from vllm_served import MODEL, request, scored, start
 
 from sharpen.config.trainer import LoraConfig
-from sharpen.families.modules import text_parameters
-from sharpen.trainer.lora import AdaptedModel
-from sharpen.trainer.model import read_module
+from sharpen.learning.trainer.lora import AdaptedModel
+from sharpen.learning.trainer.model import read_module
+from sharpen.models.modules import text_parameters
 
 TEXT = {
     "vocab_size": 512,

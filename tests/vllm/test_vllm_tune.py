@@ -9,7 +9,7 @@ import pytest
 from vllm_served import MODEL, vllm_left, vllm_processes
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from sharpen.experience.reading import read_groups
+from sharpen.learning.experience.reading import read_groups
 
 QUICKSTART = MODEL.parent
 

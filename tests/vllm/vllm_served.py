@@ -13,9 +13,9 @@ import numpy as np
 import psutil
 import torch
 
-from sharpen.execution.serving import ServingThread
-from sharpen.inference.embedded.sampling import truncated_log_softmax
-from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.contracts import GenerateRequest, Generation
+from sharpen.engine.embedded.sampling import truncated_log_softmax
+from sharpen.placement.serving import ServingThread
 from sharpen.types import Sampling
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
@@ -59,7 +59,7 @@ class Served:
 def start(thread: ServingThread | None = None, model_path: str = str(MODEL), **settings: Any) -> Served:
     from transformers import AutoTokenizer
 
-    from sharpen.inference.vllm.engine import VLLMEngine
+    from sharpen.engine.vllm.engine import VLLMEngine
 
     thread = thread or ServingThread()
     decode = AutoTokenizer.from_pretrained(MODEL).decode

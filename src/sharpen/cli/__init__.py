@@ -1,1 +1,4 @@
-"""The `sharpen` command line."""
+"""The `sharpen` command line, with what `init` writes (`starter`) and `doctor` looks at.
+
+In: arguments. Out: exit codes that tell the truth, and text that fits the terminal.
+"""

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import IO, Any
 
-from sharpen.algorithm.advantages import ADVANTAGES
-from sharpen.algorithm.behaviour import CORRECTIONS
-from sharpen.algorithm.distill import FORMULAS, Distill
-from sharpen.algorithm.losses import POLICY_LOSSES
-from sharpen.algorithm.presets import PRESETS, Algorithm
-from sharpen.algorithm.resolve import as_trained
-from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm
 from sharpen.cli.arguments import say
+from sharpen.learning.algorithm.advantages import ADVANTAGES
+from sharpen.learning.algorithm.behaviour import CORRECTIONS
+from sharpen.learning.algorithm.distill import FORMULAS, Distill
+from sharpen.learning.algorithm.losses import POLICY_LOSSES
+from sharpen.learning.algorithm.presets import PRESETS, Algorithm
+from sharpen.learning.algorithm.resolve import as_trained
+from sharpen.learning.algorithm.supervised import SUPERVISED, SupervisedAlgorithm
 from sharpen.screen import fitted, text_width
 
 LABEL = 18

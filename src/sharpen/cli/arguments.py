@@ -76,8 +76,8 @@ def runs_of(arguments: argparse.Namespace) -> list[Path]:
 def model_of(arguments: argparse.Namespace, model: str) -> str:
     """Return the path of a model: of a run's folder, or of the run of this name below `--root`, its best checkpoint, or
     the latest if none was evaluated; else what was given. Raises `ModelError` for a run without a checkpoint."""
+    from sharpen.learning.trainer.checkpoint import best_of_run
     from sharpen.run.found import run_named
-    from sharpen.trainer.checkpoint import best_of_run
 
     run = Path(model).expanduser()
     if not run.exists():
@@ -93,8 +93,8 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def say(line: object = "", *, file: IO[str] | None = None, end: str = "\n") -> None:
     """Print a line, on a terminal as lines that fit it. It may hold text of a run: control characters, which would
     command the terminal, become visible."""
+    from sharpen.agent.transcript import clean
     from sharpen.screen import shown
-    from sharpen.transcript import clean
 
     file = file or sys.stdout
     print(shown(clean(str(line)), file), file=file, end=end, flush=True)

@@ -47,12 +47,12 @@ def print_certificate(
 ) -> bool:
     """Print the recomputed certificate, and return whether it holds. `retrain`: the steps whose updates are repeated
     too; an empty list means all."""
-    from sharpen.certificate.certify import certify
+    from sharpen.evidence.certificate.certify import certify
 
     out = out or sys.stdout
     certificate = certify(run_dir, logprobs=logprobs)
     if retrain is not None:
-        from sharpen.certificate.retrain import with_updates
+        from sharpen.evidence.certificate.retrain import with_updates
 
         certificate = with_updates(certificate, run_dir, retrain, lambda line: say(line, file=sys.stderr))
     if as_json:

@@ -16,7 +16,7 @@ from sharpen.cli.arguments import add_json, add_price, add_runs, print_json, run
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sharpen.view.data.compare import ComparePage, Difference
+    from sharpen.show.view.data.compare import ComparePage, Difference
 
 INDEX_LIMIT_S = 600.0
 """How long reading the rollouts of a run may take; after that, what was read is compared, and this is said."""
@@ -31,10 +31,10 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 
 def run_compare(arguments: argparse.Namespace) -> int:
     """Print the comparison. Raises `ConfigError` if a run does not exist, or only one is named."""
-    from sharpen.view.data.compare import compare_page
-    from sharpen.view.data.measures import to_json
-    from sharpen.view.folders import MARKS, Folder
-    from sharpen.view.library import Library
+    from sharpen.show.view.data.compare import compare_page
+    from sharpen.show.view.data.measures import to_json
+    from sharpen.show.view.folders import MARKS, Folder
+    from sharpen.show.view.library import Library
 
     paths = [path.resolve() for path in runs_of(arguments)]
     if len(set(paths)) < 2:
@@ -61,7 +61,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
 def lines(page: ComparePage) -> Iterator[str]:
     """Yield the comparison as text."""
-    from sharpen.report.render import TIME, costs, interval
+    from sharpen.show.report.render import TIME, costs, interval
 
     letters = {one.run.key: chr(ord("A") + place) for place, one in enumerate(page.runs)}
     for one in page.runs:
@@ -87,7 +87,7 @@ def lines(page: ComparePage) -> Iterator[str]:
 
 def _difference(one: Difference, letters: dict[str, str]) -> Iterator[str]:
     """Yield which run is better at a place, if that is shown."""
-    from sharpen.report.render import signed
+    from sharpen.show.report.render import signed
 
     first, second = letters[one.first], letters[one.second]
     low, high = one.difference.low, one.difference.high

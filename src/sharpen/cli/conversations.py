@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sharpen.transcript import content_text
+from sharpen.agent.transcript import content_text
 from sharpen.types import Call
 
 _ASKED = 60

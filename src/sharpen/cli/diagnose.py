@@ -16,9 +16,9 @@ from sharpen.cli.arguments import add_json, add_run, print_json, run_of, say
 from sharpen.screen import PLAIN, command_lines, fitted, text_width
 
 if TYPE_CHECKING:
-    from sharpen.diagnose.data import RolloutRunData
-    from sharpen.diagnose.finding import Finding
-    from sharpen.diagnose.rows import RowRunData
+    from sharpen.evidence.diagnose.data import RolloutRunData
+    from sharpen.evidence.diagnose.finding import Finding
+    from sharpen.evidence.diagnose.rows import RowRunData
 
 _INDENT = " " * 4
 
@@ -31,7 +31,7 @@ def add_diagnose(parser: argparse.ArgumentParser) -> None:
 
 def run_diagnose(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
     """Print the causes. The exit code is 0 whether there are any or not."""
-    from sharpen.diagnose.diagnosis import diagnose, read_run
+    from sharpen.evidence.diagnose.diagnosis import diagnose, read_run
 
     out, run_dir = out or sys.stdout, run_of(arguments)
     data = read_run(run_dir)
@@ -48,7 +48,7 @@ def lines(
     run_dir: Path, data: RolloutRunData | RowRunData, findings: tuple[Finding, ...], width: int = PLAIN
 ) -> Iterator[str]:
     """Yield the report, at most `width` columns wide (except for longer ids)."""
-    from sharpen.diagnose.rows import RowRunData
+    from sharpen.evidence.diagnose.rows import RowRunData
 
     learns_from_rows = isinstance(data, RowRunData)
     yield from _loss_lines(data) if isinstance(data, RowRunData) else _reward_lines(run_dir, data)
@@ -71,8 +71,8 @@ def lines(
 def _reward_lines(run_dir: Path, data: RolloutRunData) -> Iterator[str]:
     """Yield a line on the steps and the reward, and one on the evaluation if there was one."""
     from sharpen.cli.list_runs import measured
-    from sharpen.diagnose.series import early_mean, late_mean
-    from sharpen.view.files import read_json
+    from sharpen.evidence.diagnose.series import early_mean, late_mean
+    from sharpen.show.view.files import read_json
 
     rewards = data.values("reward/mean")
     early, late = early_mean(rewards), late_mean(rewards)
@@ -91,7 +91,7 @@ def _reward_lines(run_dir: Path, data: RolloutRunData) -> Iterator[str]:
 
 def _loss_lines(data: RowRunData) -> Iterator[str]:
     """Yield the same lines for a run without rollouts."""
-    from sharpen.diagnose.series import early_mean, late_mean
+    from sharpen.evidence.diagnose.series import early_mean, late_mean
 
     losses = data.values("trainer/loss")
     early, late = early_mean(losses), late_mean(losses)

@@ -12,13 +12,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from sharpen.algorithm.advantages import ADVANTAGES
-from sharpen.algorithm.losses import POLICY_LOSSES
-from sharpen.algorithm.presets import PRESETS, Algorithm
-from sharpen.algorithm.resolve import TIGHT_CLIP
-from sharpen.algorithm.supervised import SupervisedAlgorithm
 from sharpen.config.run import DistillConfig, ExpertConfig, LossConfig, RunConfig
-from sharpen.recipe import RolloutRecipe, RowRecipe, TrainingRecipe, recipe_of
+from sharpen.learning.algorithm.advantages import ADVANTAGES
+from sharpen.learning.algorithm.losses import POLICY_LOSSES
+from sharpen.learning.algorithm.presets import PRESETS, Algorithm
+from sharpen.learning.algorithm.resolve import TIGHT_CLIP
+from sharpen.learning.algorithm.supervised import SupervisedAlgorithm
+from sharpen.learning.recipe import RolloutRecipe, RowRecipe, TrainingRecipe, recipe_of
 
 Effective = tuple[Any, str]
 """The effective value, and its origin."""

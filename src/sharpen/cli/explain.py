@@ -66,7 +66,7 @@ def _answer(resolved: ResolvedConfig, refusals: list[str]) -> dict[str, Any]:
 def _decided(resolved: ResolvedConfig) -> tuple[Mapping[str, tuple[Any, str]], tuple[str, ...], str]:
     """Return the effective values, the model's formats, and the reason if the run would be refused."""
     from sharpen.cli.effective import effective
-    from sharpen.execution.model_formats import local_formats
+    from sharpen.placement.model_formats import local_formats
 
     try:
         return effective(resolved.config), local_formats(resolved.config.model), ""
@@ -121,7 +121,7 @@ def _print_table(sections: dict[str, list[Row]], file: str, out: IO[str]) -> Non
     from rich.table import Table
     from rich.text import Text
 
-    from sharpen.transcript import clean
+    from sharpen.agent.transcript import clean
 
     console = Console(file=out, width=text_width(out))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")

@@ -17,8 +17,8 @@ from sharpen.cli.arguments import add_json, add_run, number, print_json, run_of,
 from sharpen.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from sharpen.record.rollouts import Opinion
-    from sharpen.record.rows import LeftOut
+    from sharpen.serve.record.rollouts import Opinion
+    from sharpen.serve.record.rows import LeftOut
 
 PURPOSES: Mapping[str, str] = {
     "sft": "rows for algorithm_type sft",
@@ -70,9 +70,9 @@ def run_export(arguments: argparse.Namespace) -> int:
 
 
 def _export_rows(arguments: argparse.Namespace, run_dir: Path) -> int:
-    from sharpen.experience.reading import read_groups
-    from sharpen.record.rollouts import rollout_rows, write_rows
-    from sharpen.record.rows import LeftOut, by_reward, dpo_rows, sft_rows
+    from sharpen.learning.experience.reading import read_groups
+    from sharpen.serve.record.rollouts import rollout_rows, write_rows
+    from sharpen.serve.record.rows import LeftOut, by_reward, dpo_rows, sft_rows
 
     journal, path = run_dir / "run.db", Path(arguments.to)
     if not journal.exists():
@@ -114,7 +114,7 @@ def _range(rewards: Mapping[float | None, int]) -> tuple[float | None, float | N
 
 def _check_alike(left_out: LeftOut) -> None:
     """Raise `ConfigError` if answers of different rewards would be taught alike, and nobody asked for it."""
-    from sharpen.record.rows import by_reward
+    from sharpen.serve.record.rows import by_reward
 
     least, most = _range(left_out.taught)
     if least != most:
@@ -127,8 +127,8 @@ def _check_alike(left_out: LeftOut) -> None:
 
 def _opinions(run_dir: Path) -> dict[str, Opinion]:
     """Return the thumbs and notes of `sharpen view` on rollouts of the training."""
-    from sharpen.record.rollouts import Opinion
-    from sharpen.view.notes import read_notes
+    from sharpen.serve.record.rollouts import Opinion
+    from sharpen.show.view.notes import read_notes
 
     notes = [note for note in read_notes(run_dir).values() if note.source == "run.db"]
     return {note.rollout: Opinion(thumb=note.thumb, text=note.text) for note in sorted(notes, key=lambda n: n.time)}
@@ -136,8 +136,8 @@ def _opinions(run_dir: Path) -> dict[str, Opinion]:
 
 def _not_in_gguf(model: Path) -> str:
     """Return what of a model its GGUF file has not, as a sentence, or ""."""
-    from sharpen.families.pieces import towers_in
-    from sharpen.record.model_export import CONVERTER
+    from sharpen.models.pieces import towers_in
+    from sharpen.serve.record.model_export import CONVERTER
 
     towers = " and ".join(towers_in(model))
     return towers and (
@@ -149,8 +149,8 @@ def _not_in_gguf(model: Path) -> str:
 def _model_of(run_dir: Path, *, force: bool) -> Path:
     """Return the model that the verdict recommends; where it recommends none, with `force` the best checkpoint, or the
     latest. Raises `ConfigError`."""
-    from sharpen.record.model_export import chosen_model
-    from sharpen.trainer.checkpoint import best_of_run
+    from sharpen.learning.trainer.checkpoint import best_of_run
+    from sharpen.serve.record.model_export import chosen_model
 
     try:
         return chosen_model(run_dir)
@@ -168,7 +168,7 @@ def _model_of(run_dir: Path, *, force: bool) -> Path:
 
 
 def _export_model(arguments: argparse.Namespace, run_dir: Path) -> int:
-    from sharpen.record.model_export import to_gguf, to_hub
+    from sharpen.serve.record.model_export import to_gguf, to_hub
 
     model = _model_of(run_dir, force=arguments.force)
     place, left_out = arguments.to, ""

@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from sharpen.cli.arguments import add_json, print_json, say
-from sharpen.execution.model_files import check_model_path
-from sharpen.starter.folder import FRAMEWORKS, TINY, write_starter
+from sharpen.cli.starter.folder import FRAMEWORKS, TINY, write_starter
+from sharpen.models.files import check_model_path
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
@@ -65,8 +65,8 @@ def run_init(arguments: argparse.Namespace) -> int:
 def _make_tiny_model(folder: Path, *, tools: bool) -> None:
     say(f"making a tiny model in {folder}, about half a minute on two cores", file=sys.stderr)
     started = time.perf_counter()
-    from sharpen.execution.model_files import quiet_transformers
-    from sharpen.starter.tiny_model import make_tiny_model
+    from sharpen.cli.starter.tiny_model import make_tiny_model
+    from sharpen.models.files import quiet_transformers
 
     quiet_transformers()
     make_tiny_model(folder, tools=tools)

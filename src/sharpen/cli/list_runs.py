@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sharpen.cli.arguments import add_json, add_root, count, print_json, say
-from sharpen.monitor.ended import Ended
+from sharpen.evidence.ended import Ended
 
 NARROW = 90
 _HEADINGS = ("run", "state", "step", "algorithm", "held-out", "verdict", "written")
@@ -74,7 +74,7 @@ def describe_run(run_dir: Path) -> RunLine:
     """Read what a run directory says about itself."""
     from sharpen.config.recorded import last_line, last_recorded
     from sharpen.run.lock import is_working
-    from sharpen.view.files import read_json
+    from sharpen.show.view.files import read_json
 
     settings = {name: _object(found).get("value") for name, found in read_json(run_dir / "resolved.json")[0].items()}
     summary = read_json(run_dir / "summary.json")[0]

@@ -27,7 +27,7 @@ from sharpen.cli.arguments import take_default_config
 from sharpen.cli.certify import add_certify, run_certify
 from sharpen.cli.compare import add_compare, run_compare
 from sharpen.cli.diagnose import add_diagnose, run_diagnose
-from sharpen.cli.doctor import add_doctor, run_doctor
+from sharpen.cli.doctor.command import add_doctor, run_doctor
 from sharpen.cli.explain import add_explain, run_explain
 from sharpen.cli.export import add_export, run_export
 from sharpen.cli.init import add_init, run_init
@@ -44,7 +44,7 @@ from sharpen.cli.sweep import add_sweep, run_sweep
 from sharpen.cli.training import add_check, add_eval, add_run_command, run_check, run_eval, run_run
 from sharpen.cli.view import add_view, run_view
 from sharpen.errors import INVALID_INPUT, SharpenError
-from sharpen.monitor.stream import open_missing_streams
+from sharpen.show.monitor.stream import open_missing_streams
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 END_S = 30.0
@@ -183,10 +183,10 @@ def _prepare_imports(arguments: argparse.Namespace) -> None:
 def _print_error(text: str) -> None:
     """Print to stderr, with control characters visible: the text may be a rollout's; and without secrets. If the reader
     has gone, the exit code stays the same."""
+    from sharpen.agent.transcript import clean
     from sharpen.config.secrets import hide
-    from sharpen.monitor.stream import LastingStream
     from sharpen.screen import shown
-    from sharpen.transcript import clean
+    from sharpen.show.monitor.stream import LastingStream
 
     stderr = LastingStream(sys.stderr)
     stderr.write(f"{shown(clean(hide(text)), stderr)}\n")

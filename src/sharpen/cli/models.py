@@ -28,7 +28,7 @@ def run_models(arguments: argparse.Namespace) -> int:
     if arguments.model is None:
         _print_families(as_json=arguments.json)
         return 0
-    from sharpen.families.support import support_of
+    from sharpen.models.support import support_of
 
     found = support_of(_read_config(arguments.model))
     if arguments.json:
@@ -39,8 +39,8 @@ def run_models(arguments: argparse.Namespace) -> int:
 
 
 def _print_families(*, as_json: bool) -> None:
-    from sharpen.families.support import COLUMNS, row_of
-    from sharpen.families.table import FAMILIES
+    from sharpen.models.support import COLUMNS, row_of
+    from sharpen.models.table import FAMILIES
 
     rows = [row_of(family) for family in FAMILIES]
     if as_json:
@@ -56,7 +56,7 @@ def _print_families(*, as_json: bool) -> None:
 def _read_config(model: str) -> Any:
     """Return the configuration of a checkpoint. Raises `ModelError`."""
     from sharpen.errors import ModelError
-    from sharpen.families.configuration import read_config
+    from sharpen.models.configuration import read_config
 
     folder = Path(model).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -71,8 +71,8 @@ def _meant(model: str) -> str:
     """Return what was meant by a name that is none: a folder, or a family of the table, which is no model itself."""
     from difflib import get_close_matches
 
-    from sharpen.families.table import FAMILIES
     from sharpen.files import near_path
+    from sharpen.models.table import FAMILIES
 
     names = {word.strip().lower(): family for family in FAMILIES for word in (*family.name.split(","), *family.types)}
     near = get_close_matches(model.lower(), names, n=1)

@@ -14,18 +14,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
+from sharpen.agent.rollout.answers import TRIMMED
+from sharpen.agent.transcript import Decode, clean, content_text, pieces
 from sharpen.cli.conversations import continued, conversations, relation
 from sharpen.errors import ImageError
-from sharpen.rollout.answers import TRIMMED
 from sharpen.screen import fitted, text_width
-from sharpen.transcript import Decode, clean, content_text, pieces
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from sharpen.experience.entropies import TokenRatios
-    from sharpen.experience.reading import TrainedCall
+    from sharpen.learning.experience.entropies import TokenRatios
+    from sharpen.learning.experience.reading import TrainedCall
     from sharpen.types import Call, FloatArray, Rollout
 
 FOLDED_LINES = 12
@@ -89,8 +89,8 @@ class Page:
             f"calls {len(rollout.calls)}   sampled tokens {num_tokens}   {rollout.seconds:.2f} s"
             + (f"   attempt {rollout.attempt}" if rollout.attempt else "")
         )
-        from sharpen.rollout.models import AUXILIARY, GATEWAY
-        from sharpen.rollout.statistics import own_metrics
+        from sharpen.agent.rollout.models import AUXILIARY, GATEWAY
+        from sharpen.agent.rollout.statistics import own_metrics
 
         if rollout.metrics:
             measured = {name: value for name, value in rollout.metrics.items() if name.startswith((GATEWAY, AUXILIARY))}
@@ -292,7 +292,7 @@ def print_wrapped(console: Console, line: str, *, style: str = "", hanging: int 
 
 def _sizes(call: Call) -> dict[str, str]:
     """Return the sizes of a call's images by hash, of those whose files can be read."""
-    from sharpen.families.images import size_of
+    from sharpen.models.images import size_of
 
     found = {}
     for span in call.pictures:

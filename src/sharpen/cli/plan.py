@@ -19,12 +19,12 @@ from sharpen.screen import fitted, text_width
 
 if TYPE_CHECKING:
     from sharpen.config.run import RunConfig
-    from sharpen.plan.hardware import Hardware
-    from sharpen.plan.memory import DeviceMemory
-    from sharpen.plan.predict import Plan
-    from sharpen.plan.record import Comparison
-    from sharpen.plan.workload import Workload
-    from sharpen.recipe import EngineType
+    from sharpen.learning.recipe import EngineType
+    from sharpen.run.plan.hardware import Hardware
+    from sharpen.run.plan.memory import DeviceMemory
+    from sharpen.run.plan.predict import Plan
+    from sharpen.run.plan.record import Comparison
+    from sharpen.run.plan.workload import Workload
 
 WIDTH = 80
 """Columns of the tables, where the screen has as many."""
@@ -77,11 +77,11 @@ def _refuse_options(arguments: argparse.Namespace) -> None:
 def _make_plan(arguments: argparse.Namespace) -> Plan:
     from sharpen.compat.files import load_config
     from sharpen.config.load import parse_assignments, resolve
-    from sharpen.plan.case import Case, read_models
-    from sharpen.plan.hardware import chosen_hardware, this_machine
-    from sharpen.plan.predict import plan
-    from sharpen.plan.timing import last_step_time
-    from sharpen.recipe import recipe_of
+    from sharpen.learning.recipe import recipe_of
+    from sharpen.run.plan.case import Case, read_models
+    from sharpen.run.plan.hardware import chosen_hardware, this_machine
+    from sharpen.run.plan.predict import plan
+    from sharpen.run.plan.timing import last_step_time
 
     chosen = chosen_hardware(arguments.gpu, arguments.gpus, arguments.gpu_memory)
     file = load_config(arguments.config, stage=arguments.stage, has_ray=True)
@@ -97,8 +97,8 @@ def _make_plan(arguments: argparse.Namespace) -> Plan:
 
 def _engine(config: RunConfig, hardware: Hardware) -> EngineType | None:
     """Return the engine that would serve on these devices."""
-    from sharpen.algorithm.supervised import learns_from_rows
-    from sharpen.execution.engine_choice import installed_builds
+    from sharpen.learning.algorithm.supervised import learns_from_rows
+    from sharpen.placement.engine_choice import installed_builds
 
     if learns_from_rows(config) and config.workflow is None:
         return None
@@ -109,8 +109,8 @@ def _engine(config: RunConfig, hardware: Hardware) -> EngineType | None:
 
 
 def _workload(arguments: argparse.Namespace, config: RunConfig) -> Workload:
-    from sharpen.plan.workload import expected, of_run
     from sharpen.run.found import find_run
+    from sharpen.run.plan.workload import expected, of_run
 
     if arguments.like is None:
         return expected(config, arguments.prompt_tokens, arguments.answer_tokens)
@@ -124,8 +124,8 @@ def _workload(arguments: argparse.Namespace, config: RunConfig) -> Workload:
 
 def plan_lines(plan: Plan, width: int = WIDTH) -> Iterator[str]:
     """Yield the plan as text, `width` columns wide."""
-    from sharpen.execution.model_formats import local_formats
-    from sharpen.plan.predict import assumptions
+    from sharpen.placement.model_formats import local_formats
+    from sharpen.run.plan.predict import assumptions
 
     config, hardware, sizes = plan.case.config, plan.case.hardware, plan.case.models.policy
     devices = f"{hardware.count} x {hardware.name}" if hardware.kind == "cuda" else hardware.name
@@ -149,7 +149,7 @@ def plan_lines(plan: Plan, width: int = WIDTH) -> Iterator[str]:
 
 
 def _place_lines(place: DeviceMemory, width: int) -> Iterator[str]:
-    from sharpen.plan.memory import ERROR
+    from sharpen.run.plan.memory import ERROR
 
     yield _row(f"{place.name}{f', each of {place.count}' if place.count > 1 else ''}", "GiB", width)
     for when, heading in (
@@ -177,7 +177,7 @@ def _time_lines(plan: Plan, width: int) -> Iterator[str]:
 
 
 def _verdict(plan: Plan) -> Iterator[str]:
-    from sharpen.plan.memory import ERROR
+    from sharpen.run.plan.memory import ERROR
 
     if plan.fits:
         least = min(plan.places, key=lambda place: place.capacity - place.peak)
@@ -209,7 +209,7 @@ def _plain_settings(plan: Plan) -> dict[str, Any]:
 
 
 def _print_comparison(run_dir: Path, *, as_json: bool, out: IO[str]) -> int:
-    from sharpen.plan.record import compare, read_plan
+    from sharpen.run.plan.record import compare, read_plan
 
     content = read_plan(run_dir)
     if as_json:

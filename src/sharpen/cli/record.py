@@ -38,8 +38,8 @@ def run_record(arguments: argparse.Namespace) -> int:
     from pydantic import ValidationError
 
     from sharpen.config.gateway import GatewayConfig
-    from sharpen.record.server import Options, record
-    from sharpen.record.upstream import base_url
+    from sharpen.serve.record.server import Options, record
+    from sharpen.serve.record.upstream import base_url
 
     try:
         listen = GatewayConfig(

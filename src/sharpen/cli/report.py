@@ -26,7 +26,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 def _why_no_report(run_dir: Path) -> str:
     """Return why there is nothing to report of a run that an explorer (or a server) has begun; empty otherwise."""
-    from sharpen.exchange.store import EXPLORER
+    from sharpen.placement.exchange.store import EXPLORER
 
     run = run_dir.absolute().parent if run_dir.absolute().name == EXPLORER else run_dir
     trained = any((run / name).exists() for name in ("run.db", "evaluations.db", "metrics.jsonl"))
@@ -42,11 +42,11 @@ def _why_no_report(run_dir: Path) -> str:
 
 def run_report(arguments: argparse.Namespace) -> int:
     """Write or print the report. Raises `ConfigError` if there is no such run, or the file cannot be written."""
-    from sharpen.report.card import write_cards
-    from sharpen.report.contents import read_report
-    from sharpen.report.render import NAME, html, markdown
-    from sharpen.view.data.measures import to_json
-    from sharpen.view.folders import MARKS
+    from sharpen.show.report.card import write_cards
+    from sharpen.show.report.contents import read_report
+    from sharpen.show.report.render import NAME, html, markdown
+    from sharpen.show.view.data.measures import to_json
+    from sharpen.show.view.folders import MARKS
 
     run_dir = run_of(arguments)
     if why_not := _why_no_report(run_dir):

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from sharpen.cli.arguments import add_json, add_run, answering, print_json, run_of, say
 from sharpen.errors import ConfigError
-from sharpen.experience.records import CHECK, EVALUATIONS
 from sharpen.files import check_writable, write_whole
+from sharpen.learning.experience.records import CHECK, EVALUATIONS
 
 if TYPE_CHECKING:
-    from sharpen.monitor.statistics import Difference
-    from sharpen.rescore.changes import Changes
-    from sharpen.rescore.scores import Score
+    from sharpen.evidence.rescore.changes import Changes
+    from sharpen.evidence.rescore.scores import Score
+    from sharpen.show.monitor.statistics import Difference
 
 
 def add_rescore(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +40,9 @@ def add_rescore(parser: argparse.ArgumentParser) -> None:
 def run_rescore(arguments: argparse.Namespace) -> int:
     """Judge the rollouts. Raises `ConfigError` for a run or a judge that cannot be used."""
     from sharpen.config.functions import import_function
-    from sharpen.experience.reading import read_groups
-    from sharpen.rescore.changes import changes
-    from sharpen.rescore.scores import check_judge, score
+    from sharpen.evidence.rescore.changes import changes
+    from sharpen.evidence.rescore.scores import check_judge, score
+    from sharpen.learning.experience.reading import read_groups
 
     run_dir = run_of(arguments)
     journal, evaluations = run_dir / "run.db", run_dir / EVALUATIONS
@@ -82,7 +82,7 @@ class HeldOutDifference:
 
 def held_out_differences(scores: Sequence[Score]) -> dict[str, HeldOutDifference]:
     """Return, by place, the difference between the first and the last evaluation that could be judged."""
-    from sharpen.monitor.statistics import paired_difference
+    from sharpen.show.monitor.statistics import paired_difference
 
     places: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
     for score in scores:
@@ -120,7 +120,7 @@ def lines(found: Changes) -> Iterator[str]:
 
 def difference_lines(differences: Mapping[str, HeldOutDifference]) -> Iterator[str]:
     """Yield what the new judge says of the first and the last evaluation."""
-    from sharpen.monitor.figures import signed
+    from sharpen.show.monitor.figures import signed
 
     for place, found in differences.items():
         yield (

@@ -16,8 +16,8 @@ from sharpen.cli.arguments import add_config, add_json, print_json, resolve_conf
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sharpen.several.runs import Train, Trained
-    from sharpen.several.spread import Spread
+    from sharpen.beyond.several.runs import Train, Trained
+    from sharpen.beyond.several.spread import Spread
 
 MODES = ("sampled", "greedy")
 
@@ -41,7 +41,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 def run_seeds(arguments: argparse.Namespace, train: Train | None = None) -> int:
     """Train with each seed, one after the other. Raises `ConfigError` for a file that cannot be used."""
-    from sharpen.several.runs import base_name, trainer
+    from sharpen.beyond.several.runs import base_name, trainer
 
     resolved = resolve_config(arguments, {})
     for seed in arguments.seeds:  # all of them before the first run
@@ -78,7 +78,7 @@ def config_options(arguments: argparse.Namespace) -> list[str]:
 
 def spreads(done: Sequence[Trained]) -> dict[str, Spread | None]:
     """Return the means over the runs by what was measured: gain, before and after in each mode."""
-    from sharpen.several.spread import spread
+    from sharpen.beyond.several.spread import spread
 
     values: dict[str, list[float | None]] = {"gain": [one.gain for one in done]}
     for mode in MODES:
@@ -90,7 +90,7 @@ def spreads(done: Sequence[Trained]) -> dict[str, Spread | None]:
 
 def lines(done: Sequence[Trained], found: Mapping[str, Spread | None]) -> Iterator[str]:
     """Yield a line for each run, and one for each mean."""
-    from sharpen.monitor.figures import number, with_ends
+    from sharpen.show.monitor.figures import number, with_ends
 
     for one in done:
         if one.code:

@@ -60,7 +60,7 @@ def add_listening(parser: argparse.ArgumentParser, port: int) -> None:
 def run_serve(arguments: argparse.Namespace) -> int:
     """Serve until told to end. Raises `ConfigError`, `ModelError` for bad input."""
     from sharpen.config.load import parse_assignments
-    from sharpen.execution.threads import let_idle_workers_sleep
+    from sharpen.machine import let_idle_workers_sleep
 
     if (arguments.model is None) == (arguments.config is None):
         raise ConfigError("give either MODEL_DIR, to serve a model, or --config FILE, to serve one that learns")

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from sharpen.agent.rollout.answers import row_lines
+from sharpen.agent.transcript import Decode
 from sharpen.cli.arguments import add_json, add_run, count, print_json, run_of
 from sharpen.cli.page import Page, open_console
 from sharpen.cli.show_list import (
@@ -29,18 +31,16 @@ from sharpen.cli.show_list import (
     rollout_json,
 )
 from sharpen.errors import ConfigError, ModelError
-from sharpen.experience.records import EVALUATIONS
-from sharpen.monitor.ended import read_ended
-from sharpen.record.folder import is_record, model_of_record
-from sharpen.rollout.answers import row_lines
-from sharpen.transcript import Decode
+from sharpen.evidence.ended import read_ended
+from sharpen.learning.experience.records import EVALUATIONS
+from sharpen.serve.record.folder import is_record, model_of_record
 from sharpen.types import step_of_group
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sharpen.experience.entropies import TokenRatios
-    from sharpen.experience.reading import TrainedCall
+    from sharpen.learning.experience.entropies import TokenRatios
+    from sharpen.learning.experience.reading import TrainedCall
     from sharpen.types import FloatArray, Group, Rollout
 
 
@@ -164,7 +164,7 @@ def _show_task(arguments: argparse.Namespace, run_dir: Path, out: IO[str]) -> in
 def read_rollout(journal: Path, name: str) -> tuple[Group, Rollout]:
     """Read the rollout with this id, or the only one whose id ends or begins with it, and its group; if a step was
     repeated after an interruption, the later one. Raises `ConfigError` if there is none, or more than one."""
-    from sharpen.experience.reading import find_rollouts, read_groups
+    from sharpen.learning.experience.reading import find_rollouts, read_groups
 
     entries = find_rollouts(journal, part=name)
     chosen = (
@@ -187,7 +187,7 @@ def read_rollout(journal: Path, name: str) -> tuple[Group, Rollout]:
 
 def _trained_calls(journal: Path, rollout: Rollout) -> dict[int, TrainedCall]:
     """Return the rollout's calls that carried loss in the step that it was drawn for, by index."""
-    from sharpen.experience.reading import read_trained
+    from sharpen.learning.experience.reading import read_trained
 
     step = step_of_group(rollout.id)
     if step is None or not journal.exists():
@@ -198,9 +198,9 @@ def _trained_calls(journal: Path, rollout: Rollout) -> dict[int, TrainedCall]:
 def _measured(journal: Path, rollout: Rollout) -> tuple[dict[int, FloatArray], dict[int, TokenRatios]]:
     """Return the entropies and the ratios of the rollout's trained tokens, by call; none for a run that did not record
     them."""
-    from sharpen.experience.entropies import read_entropies, read_ratios
-    from sharpen.experience.evidence import read_group_steps
-    from sharpen.experience.reading import reading
+    from sharpen.learning.experience.entropies import read_entropies, read_ratios
+    from sharpen.learning.experience.evidence import read_group_steps
+    from sharpen.learning.experience.reading import reading
 
     if not journal.exists():
         return {}, {}
@@ -212,9 +212,9 @@ def _measured(journal: Path, rollout: Rollout) -> tuple[dict[int, FloatArray], d
 def _number_name(run_dir: Path) -> str:
     """Name the number recorded with a trained call: its advantage, or the number from which a critic or a teacher makes
     those of its tokens."""
-    from sharpen.algorithm.advantages import ADVANTAGES
-    from sharpen.algorithm.presets import PRESETS
-    from sharpen.view.files import read_brief
+    from sharpen.learning.algorithm.advantages import ADVANTAGES
+    from sharpen.learning.algorithm.presets import PRESETS
+    from sharpen.show.view.files import read_brief
 
     files = read_brief(run_dir)
     preset = PRESETS.get(str(files.setting("algorithm.algorithm_type")))
@@ -230,10 +230,10 @@ def _number_name(run_dir: Path) -> str:
 def _decoder(console: Console, run_dir: Path) -> Decode | None:
     """Return a function from ids to text, with the tokenizer of the latest checkpoint, else of the model before
     training; None if there is no tokenizer, as in a recording that names no model."""
-    from sharpen.execution.model_files import model_folder
-    from sharpen.families.tokenizer import load_tokenizer
-    from sharpen.trainer.checkpoint import pointed
-    from sharpen.view.files import read_brief
+    from sharpen.learning.trainer.checkpoint import pointed
+    from sharpen.models.files import model_folder
+    from sharpen.models.tokenizer import load_tokenizer
+    from sharpen.show.view.files import read_brief
 
     folder = pointed(run_dir, "latest")
     try:

@@ -12,19 +12,19 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sharpen.agent.rollout.answers import TRIMMED, last_answer
+from sharpen.agent.transcript import clean
 from sharpen.cli.page import print_wrapped
 from sharpen.errors import ConfigError
-from sharpen.record.folder import is_record, summary
-from sharpen.rollout.answers import TRIMMED, last_answer
 from sharpen.screen import command_lines
-from sharpen.transcript import clean
+from sharpen.serve.record.folder import is_record, summary
 from sharpen.types import step_of_group
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sharpen.experience.reading import RolloutEntry
-    from sharpen.monitor.ended import Ended
+    from sharpen.evidence.ended import Ended
+    from sharpen.learning.experience.reading import RolloutEntry
     from sharpen.types import Group, Rollout
 
 LISTED_GROUPS = 16
@@ -67,7 +67,7 @@ class Filter:
 def first_of(journal: Path, evaluations: Path) -> Path:
     """Return the journal to list: that of the training, or, of a run that ended before its first rollout there, that of
     the check and the evaluation before it."""
-    from sharpen.experience.reading import find_rollouts
+    from sharpen.learning.experience.reading import find_rollouts
 
     if evaluations.exists() and not (journal.exists() and find_rollouts(journal, last=1)):
         return evaluations
@@ -85,7 +85,7 @@ def print_ended(console: Console, ended: Ended) -> None:
 def choose(journal: Path, wanted: Filter) -> list[tuple[Group, Rollout]]:
     """Return the rollouts that the filter chooses, with their groups. Raises `ConfigError` if there is none; but that
     none has failed is an answer."""
-    from sharpen.experience.reading import find_rollouts, read_groups
+    from sharpen.learning.experience.reading import find_rollouts, read_groups
 
     found = find_rollouts(journal) if journal.exists() else []
     entries, others = wanted.of(found), replace(wanted, failed=False, best=False)
@@ -126,8 +126,8 @@ def print_chosen(console: Console, run_dir: Path, chosen: Sequence[tuple[Group, 
 
 def print_groups(console: Console, journal: Path, run_dir: Path, limit: int | None) -> None:
     """Print the last groups with their rewards, and how the time was spent."""
-    from sharpen.experience.reading import read_steps
-    from sharpen.monitor import spent
+    from sharpen.learning.experience.reading import read_steps
+    from sharpen.show.monitor import spent
 
     groups = last_groups(journal, limit)
     width = max(map(len, groups), default=0)
@@ -149,7 +149,7 @@ def print_groups(console: Console, journal: Path, run_dir: Path, limit: int | No
 
 def last_groups(journal: Path, limit: int | None) -> Mapping[str, Sequence[RolloutEntry]]:
     """Return the rollouts of the last groups, by group."""
-    from sharpen.experience.reading import find_rollouts
+    from sharpen.learning.experience.reading import find_rollouts
 
     groups: dict[str, list[RolloutEntry]] = {}
     if not journal.exists():

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sharpen.agent.rollout.answers import row_lines
 from sharpen.cli.page import Page
 from sharpen.cli.show_list import rollout_json
 from sharpen.errors import ConfigError
-from sharpen.experience.reading import RolloutEntry, find_rollouts, read_groups
-from sharpen.experience.records import CHECK
-from sharpen.rollout.answers import row_lines
+from sharpen.learning.experience.reading import RolloutEntry, find_rollouts, read_groups
+from sharpen.learning.experience.records import CHECK
 
 HELD_OUT = "held-out"
 

@@ -18,7 +18,7 @@ from sharpen.cli.seeds import config_options
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sharpen.several.runs import Settings, Train, Trained
+    from sharpen.beyond.several.runs import Settings, Train, Trained
 
 
 def add_sweep(parser: argparse.ArgumentParser) -> None:
@@ -46,8 +46,8 @@ def _seed(text: str) -> int:
 
 def run_sweep(arguments: argparse.Namespace, train: Train | None = None) -> int:
     """Run the trials. Raises `ConfigError` for a file, a range or an installation that cannot be used."""
-    from sharpen.several.runs import base_name, trainer
-    from sharpen.several.sweep import parse_range, sweep
+    from sharpen.beyond.several.runs import base_name, trainer
+    from sharpen.beyond.several.sweep import parse_range, sweep
 
     ranges = [parse_range(text) for text in arguments.vary]
     names = [one.setting for one in ranges]
@@ -73,7 +73,7 @@ def run_sweep(arguments: argparse.Namespace, train: Train | None = None) -> int:
 
 def lines(arguments: argparse.Namespace, done: Sequence[Trained]) -> Iterator[str]:
     """Yield the trials, and what to do next."""
-    from sharpen.monitor.figures import number
+    from sharpen.show.monitor.figures import number
 
     for one in done:
         if one.gain is not None:

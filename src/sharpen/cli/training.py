@@ -106,7 +106,7 @@ def _run_one(arguments: argparse.Namespace, file: ConfigFile) -> Any:
 
             done = explore(resolved, workflow, judge, arguments.config)
             return {"run_dir": str(done.run_dir), "batches": done.batches, "total": done.total}
-    from sharpen.decide import check_before
+    from sharpen.run.decide import check_before
     from sharpen.run.panel import open_display
 
     _check_names(arguments, resolved.config)
@@ -126,7 +126,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     stderr, if that is a terminal."""
     options = {"check.num_tasks": arguments.tasks}
     with answering(arguments) as out, _loaded(arguments, options) as (resolved, workflow, judge):
-        from sharpen.monitor.display import Display
+        from sharpen.show.monitor.display import Display
 
         _print_overrides(resolved)
         with contextlib.closing(Display(0, sys.stderr)) as display:
@@ -166,11 +166,11 @@ def run_eval(arguments: argparse.Namespace) -> int:
 
 def _evaluate_resolved(resolved: ResolvedConfig, workflow: Function, judge: Function | None, **options: Any) -> Any:
     """Evaluate with the options of `run.evaluation.evaluate`, and return the result as JSON."""
-    from sharpen.execution.threads import let_idle_workers_sleep
+    from sharpen.machine import let_idle_workers_sleep
 
     let_idle_workers_sleep()
-    from sharpen.monitor.summary import evaluation_json
     from sharpen.run.evaluation import evaluate
+    from sharpen.show.monitor.summary import evaluation_json
 
     _print_overrides(resolved)
     return evaluation_json(evaluate(resolved, workflow, judge, **options))
@@ -227,8 +227,8 @@ def _load_functions(arguments: argparse.Namespace, config: RunConfig) -> tuple[A
 
 def _check_names(arguments: argparse.Namespace, config: RunConfig) -> None:
     """Check the names of workflow and judge, without importing anything. Raises `ConfigError`."""
-    from sharpen.algorithm.supervised import learns_from_rows
     from sharpen.config.functions import place_of
+    from sharpen.learning.algorithm.supervised import learns_from_rows
 
     if config.mode == "train":
         return

@@ -33,8 +33,8 @@ def add_view(parser: argparse.ArgumentParser) -> None:
 
 def run_view(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C. Raises `ConfigError` for a run or a folder that is not there, or a port that is taken."""
-    from sharpen.view.library import Library
-    from sharpen.view.server import serve
+    from sharpen.show.view.library import Library
+    from sharpen.show.view.server import serve
 
     roots = [_folder(name, arguments.root) for name in arguments.runs] or [arguments.root]
     if not roots[0].is_dir():

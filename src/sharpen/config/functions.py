@@ -20,6 +20,9 @@ from sharpen.errors import ConfigError
 
 FILE_MODULE = "sharpen_user_"
 """Prefix of the names of modules loaded from a file."""
+PREPARATIONS: list[str] = []
+"""Functions, each as `package.module:function`, that were called in this process before the user's code was imported.
+Another process that loads this code calls them first (`placement.user_code`)."""
 
 
 def import_function(name: str) -> Callable[..., Any]:

@@ -69,7 +69,7 @@ class DatasetConfig(Strict):
         return rows
 
     def _first_rows(self, n: int) -> list[dict[str, Any]]:
-        from sharpen.tasks.source import read_rows
+        from sharpen.config.rows import read_rows
 
         return [dict(row) for row in islice(read_rows(self), n)]
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from sharpen.contracts import Generation
 from sharpen.gateway.formats.format import ParsedText, ToolFormat
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError
-from sharpen.inference.engine import Generation
 from sharpen.types import IntArray
 
 SHORT_ID = 9

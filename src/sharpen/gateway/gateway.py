@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sharpen.config.gateway import GatewayConfig
+from sharpen.contracts import Engine
 from sharpen.errors import ConfigError, EngineLostError, ImageError
 from sharpen.gateway.answers import Delta, Head, Writer
 from sharpen.gateway.body import MAX_ITEMS, decode
@@ -68,7 +69,6 @@ from sharpen.gateway.server import Server
 from sharpen.gateway.session import Entry, Session
 from sharpen.gateway.stream import Stream
 from sharpen.gateway.transport import InProcess
-from sharpen.inference.engine import Engine
 from sharpen.types import IntArray, Outcome, Sampling
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from sharpen.agent.sandbox.local import files_at_first
 from sharpen.config.gateway import GatewayConfig
-from sharpen.sandbox.local import files_at_first
 
 HEAD_TIMEOUT_S = 60.0
 """How long a request's headers may take to arrive, from the connection or their first byte on."""

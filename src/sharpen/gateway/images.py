@@ -13,9 +13,10 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-from sharpen.errors import ImageError
+from sharpen.errors import ImageError, ModelError
 from sharpen.gateway.memory import Memory
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import IMAGE_ROLES, REFERENCE, ApiError, short_repr
@@ -71,6 +72,18 @@ class Album:
         """Return the pictures of messages that were read into a memory; None if they have none."""
         pictures = tuple(memory.pictures[name] for name in images_of(rendered))
         return Sight(eyes=self.eyes, pictures=pictures) if self.eyes is not None and pictures else None
+
+
+def album_of(folder: Path) -> Album:
+    """Return the album of the model in `folder`, which says of a model that looks at no images why."""
+    from sharpen.models.configuration import read_config
+    from sharpen.models.images import eyes_of
+
+    try:
+        eyes = eyes_of(folder, read_config(folder))
+    except ModelError as error:
+        return Album(lack=f"the model cannot look at it: {error}")
+    return Album(eyes, lack=f"the model {folder} reads only text: it has no vision tower")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

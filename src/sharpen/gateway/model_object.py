@@ -9,10 +9,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
+from sharpen.agent.sandbox.command import Sandbox
+from sharpen.agent.sandbox.commands import CommandResult, Commands, Request
+from sharpen.agent.sandbox.local import Subprocess
 from sharpen.gateway.environment import environment_of
-from sharpen.sandbox.command import Sandbox
-from sharpen.sandbox.commands import CommandResult, Commands, Request
-from sharpen.sandbox.local import Subprocess
 
 
 class Address(Protocol):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sharpen.contracts import Engine, GenerateRequest, Generation
 from sharpen.errors import CallError, ConstraintError, ContextOverflowError, EngineError, SamplingError
 from sharpen.gateway.answers import Choice, assistant_message
 from sharpen.gateway.busy import BusyClock
@@ -23,7 +24,6 @@ from sharpen.gateway.reader import AnswerReader, Give
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, CallRequest, PromptTooLongError, render_message
 from sharpen.gateway.session import Entry, Session
-from sharpen.inference.engine import Engine, GenerateRequest, Generation
 from sharpen.types import Outcome
 
 

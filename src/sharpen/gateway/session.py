@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from sharpen.contracts import Generation
 from sharpen.errors import TokenCapError
 from sharpen.gateway.caller import Caller
 from sharpen.gateway.exchange import Exchange, RawRequest
@@ -25,7 +26,6 @@ from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
 from sharpen.gateway.requests import CallRequest
 from sharpen.gateway.tasks import TaskSet
-from sharpen.inference.engine import Generation
 from sharpen.types import PROMPT_ROLE, Call, CallStatus, Constraint, Outcome, Sampling
 
 

@@ -13,24 +13,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sharpen.agent.rollout.user_loop import owner
+from sharpen.agent.tasks.data import RunData
+from sharpen.agent.tasks.order import Order
+from sharpen.agent.tasks.selection import make_order
 from sharpen.config.doubtful import doubtful
 from sharpen.config.load import ResolvedConfig, shown_settings
 from sharpen.config.run import RunConfig
-from sharpen.decide import decide
 from sharpen.errors import ConfigError, JournalError
-from sharpen.execution.place import Serving
-from sharpen.execution.probe import probe_at_start
-from sharpen.execution.start import start_serving, start_training
-from sharpen.execution.threads import let_idle_workers_sleep
-from sharpen.execution.trainers import AnyTrainer, make_trainer
 from sharpen.interrupts import stop_signals
-from sharpen.monitor.display import Display
-from sharpen.monitor.metrics import Monitor, open_monitor
-from sharpen.monitor.stream import lasting_output
-from sharpen.monitor.summary import process_seconds
-from sharpen.recipe import RolloutRecipe, RowRecipe, TrainingJob
-from sharpen.rollout.user_loop import owner
+from sharpen.learning.recipe import RolloutRecipe, RowRecipe, TrainingJob
+from sharpen.learning.supervised.data import make_tutor, read_data
+from sharpen.machine import let_idle_workers_sleep
+from sharpen.placement.place import Serving
+from sharpen.placement.probe import probe_at_start
+from sharpen.placement.start import start_serving, start_training
+from sharpen.placement.trainers import AnyTrainer, make_trainer
 from sharpen.run.data import read_expert_only, read_tasks
+from sharpen.run.decide import decide
 from sharpen.run.expert import ExpertRows, make_expert_rows
 from sharpen.run.forecast import before_run
 from sharpen.run.former_formats import with_former_formats
@@ -39,23 +39,23 @@ from sharpen.run.progress import Progress
 from sharpen.run.receiver import Inbox, open_inbox
 from sharpen.run.stall import StallWatch
 from sharpen.run.transcripts import Transcripts
-from sharpen.supervised.data import make_tutor, read_data
-from sharpen.tasks.data import RunData
-from sharpen.tasks.order import Order
-from sharpen.tasks.selection import make_order
+from sharpen.show.monitor.display import Display
+from sharpen.show.monitor.metrics import Monitor, open_monitor
+from sharpen.show.monitor.stream import lasting_output
+from sharpen.show.monitor.summary import process_seconds
 from sharpen.types import Experience
 
 if TYPE_CHECKING:
-    from sharpen.certificate.gradient_probe import GradientProbe
-    from sharpen.experience.journal import Journal
+    from sharpen.evidence.certificate.gradient_probe import GradientProbe
+    from sharpen.learning.experience.journal import Journal
+    from sharpen.learning.supervised.held_out import HeldOut
+    from sharpen.learning.supervised.lessons import Tutor
     from sharpen.run.directory import RunDirectory
     from sharpen.run.evaluation import Evaluator
     from sharpen.run.loop import Loop
     from sharpen.run.repeats import Repeats
     from sharpen.run.rollouts import RolloutSource, Supply
     from sharpen.run.rows import RowSource
-    from sharpen.supervised.held_out import HeldOut
-    from sharpen.supervised.lessons import Tutor
 
 _ROLLOUTS_ONLY = (
     *("algorithm.group_size", "sampling.max_refill", "sampling.reward_", "sampling.overlong", "sampling.difficulty"),
@@ -228,8 +228,8 @@ def _open_supply(
 
 def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
     """Build the loop of a new run, or of one that continues from its checkpoint."""
-    from sharpen.execution.model_files import quiet_transformers
-    from sharpen.experience.journal import Journal
+    from sharpen.learning.experience.journal import Journal
+    from sharpen.models.files import quiet_transformers
     from sharpen.run.exam import Exam
     from sharpen.run.loop import Loop
 
@@ -272,9 +272,9 @@ def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
 
 def _repeats(site: Site, trainer: AnyTrainer, journal: Journal) -> Repeats | None:
     """Return what has steps made once more, if the settings want it."""
-    from sharpen.certificate.retrain import memory_bytes
-    from sharpen.certificate.saved_state import num_weights
-    from sharpen.host_memory import available_bytes
+    from sharpen.evidence.certificate.retrain import memory_bytes
+    from sharpen.evidence.certificate.saved_state import num_weights
+    from sharpen.machine import available_bytes
     from sharpen.run.repeats import Repeats, Size
 
     config = site.job.config
@@ -301,8 +301,8 @@ def _repeats(site: Site, trainer: AnyTrainer, journal: Journal) -> Repeats | Non
 def gradients_at_the_end(site: Site, trainer: AnyTrainer) -> GradientProbe:
     """Compare the trainer's gradients at its last weights, which are those of the latest checkpoint; adapters have the
     model's files beside them."""
-    from sharpen.certificate.gradient_probe import GradientProbe, probe_gradients
-    from sharpen.trainer.checkpoint import pointed
+    from sharpen.evidence.certificate.gradient_probe import GradientProbe, probe_gradients
+    from sharpen.learning.trainer.checkpoint import pointed
 
     config, before = site.job.config, site.job.folder
     if config.trainer.lora is not None:
@@ -355,7 +355,7 @@ def _restore(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: E
 
 def _connect_weights(site: Site, serving: Serving | None, trainer: AnyTrainer, step: int) -> None:
     """Choose how the trainer's weights reach the engine, and serve the weights of a continued run."""
-    from sharpen.execution.shared_weights import publish_unmerged_adapters, share_weights
+    from sharpen.placement.shared_weights import publish_unmerged_adapters, share_weights
 
     recipe = site.job.recipe
     if serving is not None:
@@ -382,8 +382,8 @@ def _rollouts(
     progress: Progress,
     expert: ExpertRows | None,
 ) -> RolloutSource:
-    from sharpen.diagnose.diagnosis import Watch
-    from sharpen.experience.replay import Replay
+    from sharpen.evidence.diagnose.diagnosis import Watch
+    from sharpen.learning.experience.replay import Replay
     from sharpen.run.rollouts import RolloutSource
 
     replay = None if recipe.replay is None else Replay(recipe.replay)
@@ -461,8 +461,8 @@ def _rows(site: Site, recipe: RowRecipe, serving: Serving | None, trainer: AnyTr
 
 def _held_out(site: Site, recipe: RowRecipe, tutor: Tutor, trainer: AnyTrainer, journal: Journal) -> HeldOut | None:
     """Return the held-out rows whose loss is measured, after adding them to the journal."""
-    from sharpen.supervised.held_out import HeldOut
-    from sharpen.supervised.taught import HELD_OUT, held_out_row
+    from sharpen.learning.supervised.held_out import HeldOut
+    from sharpen.learning.supervised.taught import HELD_OUT, held_out_row
 
     if not site.data.rows:
         return None

@@ -13,22 +13,22 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from sharpen.algorithm.supervised import learns_from_rows
-from sharpen.certificate.gradient_probe import ADVICE, GradientProbe, probe_gradients, reason_against
+from sharpen.agent.rollout.check import UNCALLED, CheckReport, check_groups, differing
 from sharpen.config.load import ResolvedConfig
-from sharpen.decide import decide_rollouts
 from sharpen.errors import ConfigError, NoSignalError, RolloutError
-from sharpen.execution.place import Serving
-from sharpen.execution.start import start_serving
-from sharpen.execution.threads import let_idle_workers_sleep
-from sharpen.execution.trainers import make_trainer
-from sharpen.experience.records import CHECK
-from sharpen.monitor.display import Display
-from sharpen.recipe import Job, RolloutRecipe, RowRecipe
-from sharpen.rollout.check import UNCALLED, CheckReport, check_groups, differing
+from sharpen.evidence.certificate.gradient_probe import ADVICE, GradientProbe, probe_gradients, reason_against
+from sharpen.learning.algorithm.supervised import learns_from_rows
+from sharpen.learning.experience.records import CHECK
+from sharpen.learning.recipe import Job, RolloutRecipe, RowRecipe
+from sharpen.machine import let_idle_workers_sleep
+from sharpen.placement.place import Serving
+from sharpen.placement.start import start_serving
+from sharpen.placement.trainers import make_trainer
 from sharpen.run.assembly import Site
 from sharpen.run.data import read_tasks
+from sharpen.run.decide import decide_rollouts
 from sharpen.run.loop import Loop
+from sharpen.show.monitor.display import Display
 from sharpen.types import Group, Task
 
 

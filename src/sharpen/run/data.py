@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sharpen.operators.pipeline import filter_tasks
-from sharpen.recipe import RolloutRecipe
+from sharpen.agent.operators.pipeline import filter_tasks
+from sharpen.agent.tasks.data import RunData
+from sharpen.agent.tasks.order import hold_out
+from sharpen.config.rows import load_tasks
+from sharpen.learning.recipe import RolloutRecipe
 from sharpen.run.expert import read_expert_rows
-from sharpen.tasks.data import RunData
-from sharpen.tasks.order import hold_out
-from sharpen.tasks.source import load_tasks
 from sharpen.types import Task
 
 

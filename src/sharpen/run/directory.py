@@ -15,20 +15,20 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from sharpen.certificate.lineage import in_words
 from sharpen.config.former import former_run
 from sharpen.config.load import ResolvedConfig, write_config, write_given, write_resolved
 from sharpen.config.resuming import ANOTHER_NAME
 from sharpen.config.run import RunConfig
-from sharpen.diagnose.diagnosis import read_rows
 from sharpen.errors import ConfigError, JournalError
-from sharpen.experience.reading import read_group_ids, read_steps
-from sharpen.experience.records import EVALUATIONS
-from sharpen.monitor.ended import forget_ended, note_ended
+from sharpen.evidence.certificate.lineage import in_words
+from sharpen.evidence.diagnose.diagnosis import read_rows
+from sharpen.evidence.ended import forget_ended, note_ended
+from sharpen.learning.experience.reading import read_group_ids, read_steps
+from sharpen.learning.experience.records import EVALUATIONS
+from sharpen.learning.trainer.checkpoint import PREFIX, pointed, repair, step_of
 from sharpen.run.identity import ROWS, Identity, changed_rows, used_rows_unchanged
 from sharpen.run.lock import locked
 from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, keep_settings, read_recorded
-from sharpen.trainer.checkpoint import PREFIX, pointed, repair, step_of
 from sharpen.types import Task
 
 TRAINING = "train_dataset"

@@ -16,36 +16,36 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sharpen.compat.agentscope.console import silent_agents
+from sharpen.agent.agentscope.console import silent_agents
+from sharpen.agent.rollout.attempt import UserFunctions
+from sharpen.agent.rollout.in_process import Opener
+from sharpen.agent.rollout.retries import fails_its_task
+from sharpen.agent.rollout.runner import RolloutRunner
+from sharpen.agent.rollout.statistics import RolloutStatistics, own_metrics, summarize, without_calls_note
 from sharpen.config.load import ResolvedConfig, write_resolved
+from sharpen.config.rows import load_tasks
 from sharpen.config.run import HELD_OUT, RunConfig
-from sharpen.decide import decide_evaluation, fit_to_machine
 from sharpen.errors import ConfigError, RolloutError
-from sharpen.execution.attempts import attempt_runner
-from sharpen.execution.auxiliary.models import AuxiliaryModels
-from sharpen.execution.auxiliary.remote import RemoteModel
-from sharpen.execution.auxiliary.settings import check_auxiliary_models
-from sharpen.execution.serving import ServingThread
-from sharpen.execution.sessions import opener, own_arguments
-from sharpen.execution.start import start_serving
-from sharpen.experience.journal import Journal
-from sharpen.experience.records import EVALUATIONS
 from sharpen.files import check_writable, write_whole
-from sharpen.monitor.display import Display
-from sharpen.monitor.figures import with_interval
-from sharpen.monitor.statistics import (
+from sharpen.learning.experience.journal import Journal
+from sharpen.learning.experience.records import EVALUATIONS
+from sharpen.placement.attempts import attempt_runner
+from sharpen.placement.auxiliary.models import AuxiliaryModels
+from sharpen.placement.auxiliary.remote import RemoteModel
+from sharpen.placement.auxiliary.settings import check_auxiliary_models
+from sharpen.placement.serving import ServingThread
+from sharpen.placement.sessions import opener, own_arguments
+from sharpen.placement.start import start_serving
+from sharpen.run.decide import decide_evaluation, fit_to_machine
+from sharpen.show.monitor.display import Display
+from sharpen.show.monitor.figures import with_interval
+from sharpen.show.monitor.statistics import (
     Evaluation,
     accuracy,
     distinct_rewards,
     distinct_values,
     evaluation_to_json,
 )
-from sharpen.rollout.attempt import UserFunctions
-from sharpen.rollout.in_process import Opener
-from sharpen.rollout.retries import fails_its_task
-from sharpen.rollout.runner import RolloutRunner
-from sharpen.rollout.statistics import RolloutStatistics, own_metrics, summarize, without_calls_note
-from sharpen.tasks.source import load_tasks
 from sharpen.types import Group, Mode, Outcome, Rollout, Task
 
 Progress = Callable[[str, int, int], None]

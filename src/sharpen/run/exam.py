@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sharpen.monitor.display import Display
-from sharpen.monitor.metrics import Monitor
-from sharpen.monitor.statistics import accuracy_metrics
+from sharpen.learning.supervised.held_out import HeldOut
 from sharpen.run.evaluation import Evaluator
 from sharpen.run.progress import Measurement
-from sharpen.supervised.held_out import HeldOut
+from sharpen.show.monitor.display import Display
+from sharpen.show.monitor.metrics import Monitor
+from sharpen.show.monitor.statistics import accuracy_metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sharpen.algorithm.presets import Algorithm
-from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm
+from sharpen.agent.tasks.order import TaskOrder, distinct
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.experience.draw import Batch
-from sharpen.experience.records import EXPERT, TaughtRow
-from sharpen.supervised.batches import split, weighted
-from sharpen.supervised.checks import check_step
-from sharpen.supervised.data import load_rows, make_tutor
-from sharpen.supervised.lessons import Tutor
-from sharpen.supervised.taught import taught_row
-from sharpen.tasks.order import TaskOrder, distinct
+from sharpen.learning.algorithm.presets import Algorithm
+from sharpen.learning.algorithm.supervised import SUPERVISED, SupervisedAlgorithm
+from sharpen.learning.experience.draw import Batch
+from sharpen.learning.experience.records import EXPERT, TaughtRow
+from sharpen.learning.supervised.batches import split, weighted
+from sharpen.learning.supervised.checks import check_step
+from sharpen.learning.supervised.data import load_rows, make_tutor
+from sharpen.learning.supervised.lessons import Tutor
+from sharpen.learning.supervised.taught import taught_row
 from sharpen.types import Check, Task
 
 SFT = SUPERVISED["sft"]

@@ -15,33 +15,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sharpen.agent.rollout.refill import StepRollouts, num_sampled_tokens
+from sharpen.agent.rollout.statistics import summarize
+from sharpen.agent.rollout.user_loop import owner
+from sharpen.agent.tasks.order import Order
+from sharpen.agent.tasks.selection import make_order
 from sharpen.config.load import ResolvedConfig, write_config, write_resolved
 from sharpen.config.run import RunConfig
-from sharpen.decide import decide_rollouts
-from sharpen.exchange.announcement import Announcement
-from sharpen.exchange.batch import ExploredBatch
-from sharpen.exchange.store import EXPLORER, Batches, Store, open_store
-from sharpen.exchange.weights import PublishedWeights
-from sharpen.execution.place import Serving
-from sharpen.execution.probe import probe_at_start
-from sharpen.execution.start import start_serving
-from sharpen.execution.threads import let_idle_workers_sleep
 from sharpen.interrupts import stop_signals
-from sharpen.monitor.display import Display, StepReport
-from sharpen.monitor.stream import lasting_output
-from sharpen.recipe import RolloutRecipe
-from sharpen.rollout.refill import StepRollouts, num_sampled_tokens
-from sharpen.rollout.statistics import summarize
-from sharpen.rollout.user_loop import owner
+from sharpen.learning.recipe import RolloutRecipe
+from sharpen.machine import let_idle_workers_sleep
+from sharpen.placement.exchange.announcement import Announcement
+from sharpen.placement.exchange.batch import ExploredBatch
+from sharpen.placement.exchange.store import EXPLORER, Batches, Store, open_store
+from sharpen.placement.exchange.weights import PublishedWeights
+from sharpen.placement.place import Serving
+from sharpen.placement.probe import probe_at_start
+from sharpen.placement.start import start_serving
 from sharpen.run.data import read_tasks
+from sharpen.run.decide import decide_rollouts
 from sharpen.run.explorer import Explorer
 from sharpen.run.former_formats import with_former_formats
 from sharpen.run.identity import Identity, model_identity, rows_identity
 from sharpen.run.lock import locked
 from sharpen.run.receiver import wait_for
 from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, read_recorded
-from sharpen.tasks.order import Order
-from sharpen.tasks.selection import make_order
+from sharpen.show.monitor.display import Display, StepReport
+from sharpen.show.monitor.stream import lasting_output
 from sharpen.types import Task
 
 

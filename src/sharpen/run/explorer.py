@@ -21,20 +21,20 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from sharpen.agent.operators.pipeline import ON_ROLLOUTS, Pipeline
+from sharpen.agent.rollout.refill import StepRollouts, roll_out
+from sharpen.agent.rollout.statistics import check_excluded
+from sharpen.agent.tasks.order import Order, distinct
 from sharpen.errors import EngineError, ParityError
-from sharpen.experience.draw import left_out
-from sharpen.monitor.display import Display
-from sharpen.operators.pipeline import ON_ROLLOUTS, Pipeline
-from sharpen.recipe import RolloutRecipe
-from sharpen.rollout.refill import StepRollouts, roll_out
-from sharpen.rollout.statistics import check_excluded
-from sharpen.sync.schedule import Action, Counters
-from sharpen.tasks.order import Order, distinct
+from sharpen.learning.experience.draw import left_out
+from sharpen.learning.recipe import RolloutRecipe
+from sharpen.learning.schedule import Action, Counters
+from sharpen.show.monitor.display import Display
 from sharpen.types import Experience, Group, IntArray, Rollout, Task, id_of_group
 
 if TYPE_CHECKING:
-    from sharpen.execution.place import Serving
-    from sharpen.execution.trainers import AnyTrainer
+    from sharpen.placement.place import Serving
+    from sharpen.placement.trainers import AnyTrainer
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

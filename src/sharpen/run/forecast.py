@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError, ModelError
-from sharpen.monitor.summary import peak_memory_mb
-from sharpen.recipe import RolloutRecipe, TrainingJob
+from sharpen.learning.recipe import RolloutRecipe, TrainingJob
+from sharpen.show.monitor.summary import peak_memory_mb
 
 if TYPE_CHECKING:
-    from sharpen.plan.case import Case
-    from sharpen.plan.predict import Plan
-    from sharpen.plan.workload import Workload
+    from sharpen.run.plan.case import Case
+    from sharpen.run.plan.predict import Plan
+    from sharpen.run.plan.workload import Workload
 
 LEAST_PARAMETERS = 1_000_000
 """A smaller model gets no plan: most of its memory is that of Python and its libraries."""
@@ -33,10 +33,10 @@ _GIB = 2**30
 def before_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
     """Write the plan of a run that is about to start. Yield warnings about memory, and the seconds of a step if an
     earlier run measured them. Raises `ConfigError` if memory is certain to be short."""
-    from sharpen.plan.predict import plan
-    from sharpen.plan.record import write_plan
-    from sharpen.plan.timing import last_step_time
-    from sharpen.plan.workload import expected
+    from sharpen.run.plan.predict import plan
+    from sharpen.run.plan.record import write_plan
+    from sharpen.run.plan.timing import last_step_time
+    from sharpen.run.plan.workload import expected
 
     config = job.config
     try:
@@ -61,9 +61,9 @@ def before_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
 def after_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
     """Add the measurements to the plan of a run that has ended, and yield a line with the plan's error; nothing for a
     run without a plan."""
-    from sharpen.plan.predict import plan
-    from sharpen.plan.record import FILE, add_outcome, read_plan, sentence
-    from sharpen.plan.workload import metrics_of, of_run
+    from sharpen.run.plan.predict import plan
+    from sharpen.run.plan.record import FILE, add_outcome, read_plan, sentence
+    from sharpen.run.plan.workload import metrics_of, of_run
 
     if not (run_dir / FILE).exists():
         return
@@ -89,8 +89,8 @@ def measured_mb(config: RunConfig) -> float | None:
 def certainly_short(case: Case) -> str:
     """Return a sentence if weights, gradients and moments alone exceed the memory, else an empty string. On a CPU only
     trained models count, against the whole memory: the system can drop frozen weights and read them again."""
-    from sharpen.host_memory import total_bytes
-    from sharpen.plan.memory import places
+    from sharpen.machine import total_bytes
+    from sharpen.run.plan.memory import places
 
     capacity = total_bytes() if case.on_cpu else case.hardware.memory_bytes
     for place in places(case, certain=True):
@@ -107,8 +107,8 @@ def certainly_short(case: Case) -> str:
 
 def _case(job: TrainingJob, workload: Workload) -> Case:
     """Return the run on this machine, to plan for. Raises `ModelError`, `ConfigError`."""
-    from sharpen.plan.case import Case, read_models
-    from sharpen.plan.hardware import this_machine
+    from sharpen.run.plan.case import Case, read_models
+    from sharpen.run.plan.hardware import this_machine
 
     engine = None if job.engine is None else job.engine.type
     if engine is None and (

@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sharpen.experience.reading import read_task_rows, read_taught
-from sharpen.experience.records import row_text
-from sharpen.tasks.images import is_image
+from sharpen.agent.tasks.images import is_image
+from sharpen.learning.experience.reading import read_task_rows, read_taught
+from sharpen.learning.experience.records import row_text
 from sharpen.types import Task
 
 Identity = Mapping[str, int | str]
@@ -80,7 +80,7 @@ def _has_images(row: Mapping[str, Any]) -> bool:
 
 
 def _changed(used: Mapping[str, str | bytes], rows: Sequence[Task]) -> list[str]:
-    from sharpen.supervised.taught import row_digest  # supervised runs are opened through here
+    from sharpen.learning.supervised.taught import row_digest  # supervised runs are opened through here
 
     now = _rows_of(rows, used)
     return [

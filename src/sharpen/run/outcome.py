@@ -10,22 +10,22 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from sharpen.certificate.certificate import recorded_certificate, write_certificate
-from sharpen.certificate.certify import with_verdict
-from sharpen.execution.model_formats import model_formats, serve_options
-from sharpen.monitor.curve import draw_loss_curve, draw_reward_curve
-from sharpen.monitor.ended import Ended
-from sharpen.monitor.statistics import by_mode, distinct_rewards
-from sharpen.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
-from sharpen.monitor.verdict import Candidates, Checkpoint, Verdict, judge_losses, judge_rewards
-from sharpen.recipe import RowRecipe
+from sharpen.evidence.certificate.certificate import recorded_certificate, write_certificate
+from sharpen.evidence.certificate.certify import with_verdict
+from sharpen.evidence.ended import Ended
+from sharpen.learning.recipe import RowRecipe
+from sharpen.learning.trainer.checkpoint import pointed, step_of
+from sharpen.placement.model_formats import model_formats, serve_options
 from sharpen.run.assembly import Site
 from sharpen.run.directory import RunDirectory
 from sharpen.run.forecast import after_run
 from sharpen.run.loop import Loop
 from sharpen.run.progress import Measurement, Progress
 from sharpen.run.result import TuneResult
-from sharpen.trainer.checkpoint import pointed, step_of
+from sharpen.show.monitor.curve import draw_loss_curve, draw_reward_curve
+from sharpen.show.monitor.statistics import by_mode, distinct_rewards
+from sharpen.show.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
+from sharpen.show.monitor.verdict import Candidates, Checkpoint, Verdict, judge_losses, judge_rewards
 
 _NOTHING = Measurement()
 _SHOWN = ("loss", "accuracy", "margin")

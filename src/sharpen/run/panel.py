@@ -12,7 +12,7 @@ from pathlib import Path
 from sharpen.config.former import former_run
 from sharpen.config.load import ResolvedConfig
 from sharpen.config.public import DatasetConfig
-from sharpen.monitor.display import Display
+from sharpen.show.monitor.display import Display
 
 
 def open_display(resolved: ResolvedConfig) -> Display:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sharpen.monitor.statistics import Evaluation, evaluation_from_json, evaluation_to_json
-from sharpen.monitor.verdict import RowLosses, is_best, is_best_loss
+from sharpen.show.monitor.statistics import Evaluation, evaluation_from_json, evaluation_to_json
+from sharpen.show.monitor.verdict import RowLosses, is_best, is_best_loss
 from sharpen.types import Mode
 
 _MEASURED = ("before", "after", "best")

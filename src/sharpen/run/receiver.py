@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sharpen.agent.rollout.refill import StepRollouts
 from sharpen.config.run import RunConfig
-from sharpen.exchange.announcement import Announcement
-from sharpen.exchange.batch import ExploredBatch
-from sharpen.exchange.store import Batches, Store, open_store
-from sharpen.exchange.weights import WeightPublisher
-from sharpen.monitor.display import Display
-from sharpen.rollout.refill import StepRollouts
+from sharpen.learning.schedule import Schedule
+from sharpen.placement.exchange.announcement import Announcement
+from sharpen.placement.exchange.batch import ExploredBatch
+from sharpen.placement.exchange.store import Batches, Store, open_store
+from sharpen.placement.exchange.weights import WeightPublisher
 from sharpen.run.identity import Identity
-from sharpen.sync.schedule import Schedule
+from sharpen.show.monitor.display import Display
 from sharpen.types import Experience
 
 if TYPE_CHECKING:
-    from sharpen.execution.trainers import AnyTrainer
+    from sharpen.placement.trainers import AnyTrainer
 
 LOOK_S = 0.2
 """How often a side that waits for the other looks whether there is something new."""

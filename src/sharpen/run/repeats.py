@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from sharpen.certificate.beside import RepeatedBeside, num_threads
-from sharpen.certificate.certificate import Retrained
 from sharpen.errors import CertificateError, CheckpointError
+from sharpen.evidence.certificate.beside import RepeatedBeside, num_threads
+from sharpen.evidence.certificate.certificate import Retrained
 
 SHARE = 0.05
 """How much of the run's time the process may take, and the run may wait for it."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from sharpen.monitor.figures import with_interval
-from sharpen.monitor.statistics import Accuracy, Evaluation
-from sharpen.monitor.verdict import Verdict
+from sharpen.show.monitor.figures import with_interval
+from sharpen.show.monitor.statistics import Accuracy, Evaluation
+from sharpen.show.monitor.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,28 +15,28 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sharpen.certificate.audit import audit
-from sharpen.certificate.delivery import delivery
-from sharpen.certificate.draws import Draws, sums_of
-from sharpen.certificate.rules import Rules
-from sharpen.diagnose.diagnosis import Watch
-from sharpen.execution.place import Serving
-from sharpen.execution.trainers import AnyTrainer
-from sharpen.experience.draw import Batch, draw_batches
-from sharpen.experience.entropies import entropy_sums
-from sharpen.experience.journal import Journal
-from sharpen.experience.records import Delivery, TaughtRow
-from sharpen.experience.replay import Replay, ReplayGroup, mixed, probe
-from sharpen.monitor.display import Display
-from sharpen.recipe import RolloutRecipe
-from sharpen.rollout.answers import best_and_worst, rows_of
-from sharpen.rollout.refill import StepRollouts, num_sampled_tokens
-from sharpen.rollout.statistics import USER_PREFIXES, check_excluded, summarize
+from sharpen.agent.rollout.answers import best_and_worst, rows_of
+from sharpen.agent.rollout.refill import StepRollouts, num_sampled_tokens
+from sharpen.agent.rollout.statistics import USER_PREFIXES, check_excluded, summarize
+from sharpen.evidence.certificate.audit import audit
+from sharpen.evidence.certificate.delivery import delivery
+from sharpen.evidence.certificate.draws import Draws, sums_of
+from sharpen.evidence.certificate.rules import Rules
+from sharpen.evidence.diagnose.diagnosis import Watch
+from sharpen.learning.experience.draw import Batch, draw_batches
+from sharpen.learning.experience.entropies import entropy_sums
+from sharpen.learning.experience.journal import Journal
+from sharpen.learning.experience.records import Delivery, TaughtRow
+from sharpen.learning.experience.replay import Replay, ReplayGroup, mixed, probe
+from sharpen.learning.recipe import RolloutRecipe
+from sharpen.learning.schedule import staleness_settings
+from sharpen.learning.trainer.measured import StepMetrics
+from sharpen.placement.place import Serving
+from sharpen.placement.trainers import AnyTrainer
 from sharpen.run.expert import ExpertRows
 from sharpen.run.progress import Progress
 from sharpen.run.source import StepOutcome, record_checks
-from sharpen.sync.schedule import staleness_settings
-from sharpen.trainer.measured import StepMetrics
+from sharpen.show.monitor.display import Display
 from sharpen.types import CallStatus, Check, Experience, Group
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sharpen.agent.tasks.order import Order, distinct
 from sharpen.errors import DatasetError
-from sharpen.execution.trainers import AnyTrainer
-from sharpen.experience.journal import Journal
-from sharpen.monitor.display import Display
-from sharpen.recipe import RowRecipe
+from sharpen.learning.experience.journal import Journal
+from sharpen.learning.recipe import RowRecipe
+from sharpen.learning.supervised.batches import split, weighted
+from sharpen.learning.supervised.checks import check_step
+from sharpen.learning.supervised.lessons import Lesson, Tutor
+from sharpen.learning.supervised.taught import taught_row
+from sharpen.learning.trainer.work import Minibatch
+from sharpen.placement.trainers import AnyTrainer
 from sharpen.run.progress import Progress
 from sharpen.run.source import StepOutcome, record_checks
-from sharpen.supervised.batches import split, weighted
-from sharpen.supervised.checks import check_step
-from sharpen.supervised.lessons import Lesson, Tutor
-from sharpen.supervised.taught import taught_row
-from sharpen.tasks.order import Order, distinct
-from sharpen.trainer.work import Minibatch
+from sharpen.show.monitor.display import Display
 from sharpen.types import Check, Experience, Task
 
 

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sharpen.agent.rollout.places import place_of_frame, place_of_task
 from sharpen.config.secrets import hide
 from sharpen.files import write_whole
-from sharpen.rollout.places import place_of_frame, place_of_task
 
 log = logging.getLogger("sharpen.run")
 

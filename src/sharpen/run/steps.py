@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from sharpen.errors import JournalError
 from sharpen.interrupts import deferred_interrupt
-from sharpen.trainer.checkpoint import point, pointed, prune, step_directory
+from sharpen.learning.trainer.checkpoint import point, pointed, prune, step_directory
 
 
 class Saves(Protocol):

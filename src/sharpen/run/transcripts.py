@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sharpen.experience.journal import Journal
+from sharpen.learning.experience.journal import Journal
 from sharpen.types import Group
 
 

@@ -11,14 +11,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sharpen.algorithm.presets import Algorithm
+from sharpen.agent.rollout.refill import StepRollouts
+from sharpen.agent.tasks.order import distinct
 from sharpen.config.run import RunConfig
-from sharpen.exchange.batch import SESSIONS, ExploredBatch
-from sharpen.exchange.weights import TrainerNote
-from sharpen.experience.draw import left_out
-from sharpen.rollout.refill import StepRollouts
+from sharpen.learning.algorithm.presets import Algorithm
+from sharpen.learning.experience.draw import left_out
+from sharpen.placement.exchange.batch import SESSIONS, ExploredBatch
+from sharpen.placement.exchange.weights import TrainerNote
 from sharpen.serve.visit import Visit
-from sharpen.tasks.order import distinct
 from sharpen.types import Group, id_of_group
 
 

@@ -19,14 +19,14 @@ from pathlib import Path
 
 from sharpen import __version__
 from sharpen.config.load import ResolvedConfig
-from sharpen.decide import decide_learning_server
 from sharpen.errors import ConfigError, RolloutError
-from sharpen.exchange.announcement import Announcement
-from sharpen.exchange.store import Batches, Store, open_store
-from sharpen.exchange.weights import PublishedWeights, TrainerNote, read_note
-from sharpen.execution.probe import probe_at_start, sample_probes
 from sharpen.interrupts import deferred_interrupt, stop_signals
-from sharpen.recipe import RolloutRecipe
+from sharpen.learning.recipe import RolloutRecipe
+from sharpen.placement.exchange.announcement import Announcement
+from sharpen.placement.exchange.store import Batches, Store, open_store
+from sharpen.placement.exchange.weights import PublishedWeights, TrainerNote, read_note
+from sharpen.placement.probe import probe_at_start, sample_probes
+from sharpen.run.decide import decide_learning_server
 from sharpen.run.explore import check_others, open_folder
 from sharpen.run.identity import model_identity
 from sharpen.serve.front import Front

@@ -14,9 +14,9 @@ from typing import Any
 
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.errors import ConfigError, ModelError
-from sharpen.execution.model_files import model_folder
+from sharpen.learning.trainer.checkpoint import best_of_run
+from sharpen.models.files import model_folder
 from sharpen.run.same_run import read_recorded
-from sharpen.trainer.checkpoint import best_of_run
 
 DEFAULT_PORT = 8000
 MOST_TOKENS = 32_768

@@ -14,17 +14,17 @@ from typing import Any, Never
 
 from sharpen import __version__
 from sharpen.config.run import RunConfig
-from sharpen.decide import decide_serving
+from sharpen.contracts import Engine
 from sharpen.errors import EngineLostError
-from sharpen.execution.engines import load_policy, make_gateway
-from sharpen.execution.model_files import quiet_transformers
-from sharpen.execution.serving import ServingThread
 from sharpen.gateway.caller import nobody
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.server import Server
-from sharpen.inference.engine import Engine
 from sharpen.interrupts import stop_signals
-from sharpen.recipe import Job
+from sharpen.learning.recipe import Job
+from sharpen.models.files import quiet_transformers
+from sharpen.placement.engines import load_policy, make_gateway
+from sharpen.placement.serving import ServingThread
+from sharpen.run.decide import decide_serving
 from sharpen.serve.front import Front, OneKey
 from sharpen.serve.openapi import document
 

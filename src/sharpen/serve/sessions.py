@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sharpen.exchange.batch import sessions_in
-from sharpen.exchange.store import Batches
 from sharpen.files import write_whole
 from sharpen.gateway.exchange import RawRequest
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.requests import ApiError
 from sharpen.gateway.session import Session
+from sharpen.placement.exchange.batch import sessions_in
+from sharpen.placement.exchange.store import Batches
 from sharpen.serve.feedback import Feedback, Opening, unknown
 from sharpen.serve.front import check_key
 from sharpen.serve.metrics import Metric, single

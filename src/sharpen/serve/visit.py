@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sharpen.exchange.batch import pack, unpack
+from sharpen.agent.rollout.choices import mark_unused
 from sharpen.gateway.requests import ApiError
 from sharpen.gateway.session import Session
-from sharpen.rollout.choices import mark_unused
+from sharpen.placement.exchange.batch import pack, unpack
 from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Task
 
 MAX_CALLS, MAX_TOKENS = 1_000, 16_000_000

@@ -18,6 +18,8 @@ import typing
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from sharpen.agent.rollout.attempt import HAS_ARGUMENTS
+from sharpen.agent.rollout.user_loop import owner
 from sharpen.compat.trinity.model import ModelWrapper
 from sharpen.compat.trinity.registry import REWARD_FUNCTIONS, WORKFLOWS
 from sharpen.compat.trinity.results import STEP_REWARD, WorkflowResult, differs, results_of
@@ -26,8 +28,6 @@ from sharpen.compat.trinity.task import TasksetConfig, generation_config, task_o
 from sharpen.compat.trinity.workflow import Workflow, overrides
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.rollout.attempt import HAS_ARGUMENTS
-from sharpen.rollout.user_loop import owner
 
 log = logging.getLogger("sharpen.workflow")
 
@@ -238,8 +238,8 @@ def _annotation(workflow: type[Workflow]) -> str:
 def _uses(config: RunConfig) -> tuple[str | None, bool]:
     """The configured algorithm, if it has no use for rewards that differ within a rollout (and is a known one), and
     whether it uses rewards of steps."""
-    from sharpen.algorithm.advantages import ADVANTAGES
-    from sharpen.algorithm.presets import PRESETS
+    from sharpen.learning.algorithm.advantages import ADVANTAGES
+    from sharpen.learning.algorithm.presets import PRESETS
 
     preset = PRESETS.get(config.algorithm.algorithm_type)
     name = config.loss.advantage or (preset.advantage if preset is not None else "")

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sharpen.agent.tasks.images import with_images
 from sharpen.compat.trinity.experience import Answer
 from sharpen.errors import ConfigError
 from sharpen.gateway.history import Canonical, canonical
 from sharpen.gateway.images import decoded, reference
 from sharpen.gateway.protocols.chat import check_recorded
 from sharpen.gateway.requests import ApiError, render_message
-from sharpen.tasks.images import with_images
 from sharpen.types import PROMPT_ROLE, CallStatus, Picture
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from sharpen.agent.tasks.images import with_images
 from sharpen.compat.trinity.conversation import answers_in
 from sharpen.compat.trinity.endpoint_history import EndpointHistory
 from sharpen.compat.trinity.experience import Answer, Experience
 from sharpen.errors import ConfigError
-from sharpen.tasks.images import with_images
 from sharpen.types import Call, CallStatus
 
 if TYPE_CHECKING:

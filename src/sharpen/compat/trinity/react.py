@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from sharpen.compat.agentscope.console import silence
+from sharpen.agent.agentscope.console import silence
 from sharpen.compat.trinity.experience import Experience
 from sharpen.compat.trinity.model import ModelWrapper
 from sharpen.compat.trinity.packages import AGENTSCOPE

@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from sharpen.agent.rollout.rewards import as_number
 from sharpen.compat.trinity.experience import Experience, is_number
 from sharpen.compat.trinity.group import by_run
 from sharpen.compat.trinity.model import ModelWrapper
 from sharpen.errors import ConfigError
-from sharpen.rollout.rewards import as_number
 
 STEP_REWARD, STATE = "step_reward", "env_state_hash"
 """What of `exp.info` is read, under Trinity-RFT's names."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sharpen.contracts import Generation
 from sharpen.gateway.answers import Choice, Delta, Head
 from sharpen.gateway.constraints import form_of, schema_of
 from sharpen.gateway.context import Context, sampling_of
@@ -29,7 +30,6 @@ from sharpen.gateway.requests import (
     render_message,
     short_repr,
 )
-from sharpen.inference.engine import Generation
 from sharpen.types import Sampling
 
 RESERVED_TEMPLATE_KWARGS = frozenset(

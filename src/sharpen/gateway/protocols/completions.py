@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sharpen.contracts import Generation
 from sharpen.gateway.answers import Choice, Delta, Head
 from sharpen.gateway.context import Context
 from sharpen.gateway.door import Door, openai_place
@@ -20,7 +21,6 @@ from sharpen.gateway.protocols import chat
 from sharpen.gateway.protocols.completions_schema import CompletionRequest
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, CallRequest, given_fields, short_repr
-from sharpen.inference.engine import Generation
 
 DOOR = Door(CompletionRequest, openai_place, chat.unknown)
 

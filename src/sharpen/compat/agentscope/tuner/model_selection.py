@@ -1,4 +1,4 @@
-"""The names of `agentscope.tuner.model_selection`: those of `sharpen.model_selection`."""
+"""The names of `agentscope.tuner.model_selection`: those of `sharpen`."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(importlib.import_module("sharpen.model_selection"), name)
+    return getattr(importlib.import_module("sharpen.beyond.model_selection"), name)

@@ -1,4 +1,4 @@
-"""The names of `agentscope.tuner.prompt_tune`: those of `sharpen.prompt_tune`."""
+"""The names of `agentscope.tuner.prompt_tune`: those of `sharpen.beyond.prompt_tune`."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(importlib.import_module("sharpen.prompt_tune"), name)
+    return getattr(importlib.import_module("sharpen.beyond.prompt_tune"), name)

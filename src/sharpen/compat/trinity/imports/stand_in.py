@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from sharpen.compat.trinity.imports.table import MODULES, modules_with
-from sharpen.config.functions import load_file
+from sharpen.config.functions import PREPARATIONS, load_file
 from sharpen.errors import ConfigError, NotIncludedError
 
 NAME, DISTRIBUTION, PLUGINS = "trinity", "trinity-rft", "trinity.plugins"
@@ -45,7 +45,13 @@ def stand_in(*, shadow: bool = False) -> bool:
         )
     sys.meta_path.insert(0, Finder(NAME))
     sys.meta_path.append(Finder(VERL))  # the last to be asked
+    PREPARATIONS.append(f"{__name__}:{stand_in_always.__name__}")
     return True
+
+
+def stand_in_always() -> None:
+    """Let `import trinity` give our names in a process that loads code which another one has imported so."""
+    stand_in(shadow=True)
 
 
 def stands_in() -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sharpen.agent.tasks.images import TAG, with_images
 from sharpen.compat.trinity.simple import BOXED_AFTER_THINKING, AsyncSimpleWorkflow, SimpleWorkflow
 from sharpen.compat.trinity.task import Task
 from sharpen.errors import DatasetError
-from sharpen.tasks.images import TAG, with_images
 
 
 class SimpleMMWorkflow(SimpleWorkflow):

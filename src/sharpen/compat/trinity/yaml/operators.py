@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from sharpen.agent.operators.pipeline import ON_ROLLOUTS, ON_TASKS
 from sharpen.compat.trinity.yaml.draft import OFF, Draft, is_one_of, shown
 from sharpen.compat.trinity.yaml.rules import function_place
-from sharpen.operators.pipeline import ON_ROLLOUTS, ON_TASKS
 
 _TASKS = "data_processor.task_pipeline"
 _PIPELINE = (

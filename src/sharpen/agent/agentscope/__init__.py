@@ -1,0 +1,1 @@
+"""What AgentScope's agents need: its model objects around ours, and silence."""

@@ -1,0 +1,5 @@
+"""What else makes an agent better, without training or around it: prompts, the choice of a model, seeds, sweeps.
+
+In: a workflow, a judge, tasks, and candidates or settings. Out: the best of them, with intervals. It must not know how
+a run trains.
+"""

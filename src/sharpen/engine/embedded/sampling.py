@@ -1,0 +1,115 @@
+"""Token sampling.
+
+In: logits and per-row parameters. Out: token ids and the exact logprobs that they were drawn with. The token is the
+inverse of the cumulative distribution, in float64, at one uniform number per row; the logprob is the log-softmax, in
+fp32, of the same distribution: among the tokens that a constraint allows, after temperature, and renormalized after
+truncation (top-k, then top-p). A greedy row (temperature 0) takes the largest logit and reports its logprob at
+temperature 1.
+
+Shape suffixes: R rows, C rows with a constraint, V vocabulary, W words of a mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sharpen.engine.embedded.batch import on_device
+from sharpen.engine.token_masks import forbid
+
+_CHUNK_ELEMENTS = {"cpu": 4_000_000, "cuda": 64_000_000}  # limits the float64 scratch memory of large vocabularies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRows:
+    """The parameters of each row, on the CPU: float64 uniforms, fp32 temperatures and top-p, int64 top-k (0: off).
+
+    If some rows have a constraint, `constrained_C` are their numbers and `masks_CW` their masks (`token_masks`)."""
+
+    uniform_R: torch.Tensor
+    temperature_R: torch.Tensor
+    top_p_R: torch.Tensor
+    top_k_R: torch.Tensor
+    constrained_C: torch.Tensor | None = None
+    masks_CW: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledRows:
+    """The sampled ids and their logprobs, shape R, and the log-distribution they were drawn from, shape RV."""
+
+    ids_R: torch.Tensor
+    logprobs_R: torch.Tensor
+    log_distribution_RV: torch.Tensor
+
+
+def sample(logits_RV: torch.Tensor, rows: SamplingRows) -> SampledRows:
+    """Draw one token per row. `logits_RV` is fp32 and is not changed."""
+    log_distribution_RV = _log_distribution(_constrained(logits_RV, rows), rows)
+    greedy_R = rows.temperature_R == 0
+    if bool(greedy_R.all()):
+        ids_R = log_distribution_RV.argmax(dim=-1)
+    else:
+        ids_R = _inverse_cdf(log_distribution_RV, on_device(rows.uniform_R, logits_RV.device))
+        if bool(greedy_R.any()):
+            ids_R = torch.where(on_device(greedy_R, ids_R.device), log_distribution_RV.argmax(dim=-1), ids_R)
+    logprobs_R = log_distribution_RV.gather(1, ids_R.unsqueeze(1)).squeeze(1)
+    return SampledRows(ids_R=ids_R, logprobs_R=logprobs_R, log_distribution_RV=log_distribution_RV)
+
+
+def _constrained(logits_RV: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """Return the logits with -inf for tokens that a row's constraint does not allow."""
+    if rows.constrained_C is None or rows.masks_CW is None:
+        return logits_RV
+    device = logits_RV.device
+    return forbid(logits_RV, on_device(rows.constrained_C, device), on_device(rows.masks_CW, device), -torch.inf)
+
+
+def _log_distribution(logits_RV: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    device = logits_RV.device
+    divisor_R = torch.where(rows.temperature_R == 0, 1.0, rows.temperature_R)
+    if not bool((divisor_R == 1.0).all()):
+        logits_RV = logits_RV / on_device(divisor_R, device).unsqueeze(1)
+    log_distribution_RV = torch.log_softmax(logits_RV, dim=-1)
+    sampled_R = rows.temperature_R != 0
+    truncated_R = sampled_R & ((rows.top_p_R < 1.0) | (rows.top_k_R > 0))
+    if bool(truncated_R.any()):
+        index = truncated_R.nonzero().squeeze(1)
+        device_index = on_device(index, device)
+        log_distribution_RV[device_index] = truncated_log_softmax(
+            logits_RV[device_index], on_device(rows.top_p_R[index], device), on_device(rows.top_k_R[index], device)
+        )
+    return log_distribution_RV
+
+
+def truncated_log_softmax(logits_RV: torch.Tensor, top_p_R: torch.Tensor, top_k_R: torch.Tensor) -> torch.Tensor:
+    """Return the log-softmax over the kept tokens, -inf elsewhere.
+
+    Kept are, of the `top_k` largest, the smallest set with a mass of at least `top_p`: a token is kept while the mass
+    of the likelier ones is below `top_p`, so at least one always is. Ties are broken by id.
+    """
+    vocab_size = logits_RV.shape[1]
+    sorted_RV, order_RV = torch.sort(logits_RV, dim=-1, descending=True, stable=True)
+    limit_R = torch.where(top_k_R > 0, top_k_R, vocab_size)
+    outside_RV = torch.arange(vocab_size, device=logits_RV.device) >= limit_R.unsqueeze(1)
+    sorted_RV = sorted_RV.masked_fill(outside_RV, -torch.inf)
+    mass_RV = torch.softmax(sorted_RV, dim=-1, dtype=torch.float64)
+    likelier_RV = mass_RV.cumsum(dim=-1) - mass_RV
+    beyond_RV = (likelier_RV >= top_p_R.to(torch.float64).unsqueeze(1)) & (top_p_R < 1.0).unsqueeze(1)
+    beyond_RV[:, 0] = False
+    sorted_RV = torch.log_softmax(sorted_RV.masked_fill(beyond_RV, -torch.inf), dim=-1)
+    return torch.empty_like(sorted_RV).scatter_(1, order_RV, sorted_RV)
+
+
+def _inverse_cdf(log_distribution_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
+    """Return the first id whose cumulative probability exceeds `uniform * total`; its probability is never zero."""
+    num_rows, vocab_size = log_distribution_RV.shape
+    elements = _CHUNK_ELEMENTS.get(log_distribution_RV.device.type, _CHUNK_ELEMENTS["cpu"])
+    chunk = max(1, elements // vocab_size)
+    ids = []
+    for start in range(0, num_rows, chunk):
+        cdf = log_distribution_RV[start : start + chunk].double().exp_().cumsum_(dim=-1)
+        target = (uniform_R[start : start + chunk] * cdf[:, -1]).unsqueeze(1)
+        ids.append(torch.searchsorted(cdf, target, right=True).squeeze(1).clamp_(max=vocab_size - 1))
+    return torch.cat(ids) if len(ids) > 1 else ids[0]

@@ -1,0 +1,167 @@
+"""What the steps of a run trained, for the plain loop: from the recorded calls, or from the rows.
+
+In: a run directory. Out: a `PlainStep` for each step, or a sentence that says why its updates cannot be repeated. Which
+calls train, with which advantage and weight, comes from `expectation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sharpen.config.run import RunConfig
+from sharpen.engine.token_masks import TokenMasks, allowed
+from sharpen.evidence.certificate.certify import Settings
+from sharpen.evidence.certificate.expectation import TRAINED, ExpectedCall, expect
+from sharpen.evidence.certificate.lineage import Lineage
+from sharpen.evidence.certificate.loss_rules import LossRules
+from sharpen.evidence.certificate.plain_adamw import Rates
+from sharpen.evidence.certificate.plain_clip import EntropyClip
+from sharpen.evidence.certificate.plain_credit import Episodes
+from sharpen.evidence.certificate.plain_expert import ExpertLoss
+from sharpen.evidence.certificate.plain_model import PlainSequence
+from sharpen.evidence.certificate.plain_teacher import Teaching
+from sharpen.evidence.certificate.plain_update import PairLoss, PlainStep
+from sharpen.evidence.certificate.rules import Rules
+from sharpen.learning.experience.evidence import read_delivery, read_step_groups
+from sharpen.learning.experience.reading import read_groups_at
+from sharpen.types import RouteArray
+
+ExpertRows = Callable[[int, int], list[list[PlainSequence]] | str]
+"""Gives an expert's rows in each of so many updates of a step, or says why they are not known."""
+
+
+class RolloutSteps:
+    """The steps of a run with rollouts."""
+
+    def __init__(
+        self, run_dir: Path, lineage: Lineage, settings: Settings, base: Path, expert: ExpertRows | None = None
+    ) -> None:
+        """`base` is the folder of the model before training, `expert` gives the rows of one, if the run has one."""
+        self._expert = expert
+        self._journal, self._lineage, self._settings, self._base = run_dir / "run.db", lineage, settings, base
+        self._placed = read_step_groups(self._journal)
+        self._masks = TokenMasks.of_folder(base)
+
+    def step(self, step: int) -> PlainStep | str:
+        """Return a step, or say why it cannot be repeated."""
+        config, rules = self._settings.config(step), self._settings.rules(step)
+        for reason in (*unrepeatable(config), *without_formula(config)):
+            return reason
+        expected = self._expected(step)
+        updates: list[list[PlainSequence]] = [[] for _ in range(1 + max((one.update for one in expected), default=-1))]
+        for one in expected:
+            updates[one.update].append(self._sequence(one))
+        lessons = self._lessons(step, config)
+        if isinstance(lessons, str):
+            return lessons
+        return PlainStep(
+            updates=updates,
+            lessons=lessons,
+            expert=ExpertLoss.of(config, step),
+            epochs=config.trainer.epochs,
+            loss=LossRules.of(config),
+            rates=Rates.of(config),
+            episodes=episodes(rules, config) if rules.formula.critic else None,
+            critic_rates=Rates.of(config, critic=True) if rules.formula.critic else None,
+            entropy_clip=EntropyClip.of(rules),
+            teaching=Teaching.of(config),
+        )
+
+    def _lessons(self, step: int, config: RunConfig) -> list[list[PlainSequence]] | str:
+        """The rows of an expert in each update: as many updates as there are groups to train, up to those asked for,
+        and at least one."""
+        if self._expert is None:
+            return []
+        delivered = read_delivery(self._journal, step)
+        if delivered is None:
+            return "the run did not record into which updates its groups went"
+        trained = sum(one.left_out is None for one in delivered.places)
+        return self._expert(step, max(1, min(config.trainer.num_minibatches, trained)))
+
+    def _expected(self, step: int) -> Sequence[ExpectedCall]:
+        fresh = read_groups_at(self._journal, self._lineage.groups[step])
+        replayed = read_groups_at(self._journal, [key for key, again in self._placed.get(step, ()) if again])
+        delivered = read_delivery(self._journal, step)
+        statuses = {} if delivered is None else {one.group_id: one.left_out or TRAINED for one in delivered.places}
+        return list(expect(fresh, replayed, self._settings.rules(step), statuses).calls.values())
+
+    def _sequence(self, one: ExpectedCall) -> PlainSequence:
+        call = one.call
+        prompt, sampled = call.prompt_ids_P, call.sampled_ids_S
+        allowed_SV = None
+        if call.constraint is not None:
+            masks_SW = torch.from_numpy(self._masks.of_response(call.constraint, sampled))
+            allowed_SV = allowed(masks_SW, 32 * masks_SW.shape[1])
+        return PlainSequence(
+            owner=one.rollout_id,
+            ids_T=torch.tensor(np.concatenate([prompt, sampled]), dtype=torch.long),
+            places_S=torch.arange(len(prompt), len(prompt) + len(sampled)),
+            recorded_S=torch.tensor(call.logprobs_S),
+            weights_S=torch.full((len(sampled),), one.weight, dtype=torch.float64),
+            advantage=one.advantage,
+            temperature=call.sampling.temperature,
+            whole=call.sampling.full_support,
+            allowed_SV=allowed_SV,
+            routes_TLK=None if call.routes_NLK is None else _routes(call.routes_NLK),
+            pictures=call.pictures,
+        )
+
+
+def row_loss(config: RunConfig) -> tuple[LossRules, PairLoss | None]:
+    """Return the loss that the settings of a run on rows define; with that of pairs, if rows are pairs of answers."""
+    loss, pairs = config.loss, None
+    if config.algorithm.algorithm_type == "dpo":
+        given = loss.policy_loss_args
+        pairs = PairLoss(beta=given.get("beta", 0.1), smoothing=given.get("label_smoothing", 0.0))
+    coefficient = loss.kl_coef or 0.0
+    kl = (loss.kl or "none") if coefficient else "none"
+    return LossRules(policy_loss="sft", kl=kl, kl_coef=coefficient), pairs
+
+
+def _routes(routes_NLK: RouteArray) -> torch.Tensor:
+    """The recorded experts, and any for the last token, which nothing is predicted from."""
+    recorded_NLK = torch.from_numpy(routes_NLK.astype(np.int64))
+    return torch.cat([recorded_NLK, recorded_NLK[-1:]])
+
+
+def without_gradient(config: RunConfig) -> Iterator[str]:
+    """Yield what in a run's settings keeps the plain loop from computing its gradients."""
+    trainer, lora = config.trainer, config.trainer.lora
+    cases = {
+        "a balance loss of experts is added": bool(trainer.balance_coef),
+        "the vision tower is trained": trainer.train_towers,
+        "the adapters are those of experts": lora is not None and lora.experts,
+    }
+    yield from (reason for reason, applies in cases.items() if applies)
+
+
+def unrepeatable(config: RunConfig) -> Iterator[str]:
+    """Yield what in a run's settings the plain loop does not make."""
+    trainer = config.trainer
+    yield from without_gradient(config)
+    cases = {
+        f"the optimizer is {trainer.optimizer}": trainer.optimizer not in ("adamw", "muon"),
+        "how many updates the rate's schedule spans is not among the settings": trainer.schedule != "constant"
+        and config.train_dataset.total_steps is None,
+    }
+    yield from (reason for reason, applies in cases.items() if applies)
+
+
+def without_formula(config: RunConfig) -> Iterator[str]:
+    """Yield what in the settings of a run with rollouts keeps the plain loop from computing its loss."""
+    rules = Rules.of(config)
+    cases = {
+        "a critic learns what a teacher gives": rules.teacher and rules.formula.critic,
+    }
+    yield from (reason for reason, applies in cases.items() if applies)
+
+
+def episodes(rules: Rules, config: RunConfig) -> Episodes:
+    """Return how a critic credits tokens under these settings."""
+    calls = rules.advantage == "call_gae"
+    given = {name: rules.arguments[name] for name in ("gamma", "lam", "whiten") if name in rules.arguments}
+    return Episodes(calls=calls, value_clip=config.critic.value_clip, **({"lam": 1.0 if calls else 0.95} | given))

@@ -1,0 +1,91 @@
+"""What a teacher adds to the loss or to the advantages of tokens, computed a second time to repeat an update.
+
+In: logprobs of the policy and of the teacher. Out: the teacher's part. Written out from arXiv 2306.13649 (equation 1)
+and `docs/reference/algorithms.md`; nothing is shared with `algorithm.distill`.
+
+Shape suffixes: S tokens of a sequence with loss, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from sharpen.config.run import RunConfig
+from sharpen.models.files import model_folder
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teaching:
+    """The divergence from the teacher, by its name in the settings, with its coefficient. `beta` is the teacher's part
+    of the mixture of `js`."""
+
+    divergence: str
+    coef: float = 1.0
+    beta: float = 0.5
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Teaching | None:
+        """Return what a run's settings define, None without a teacher."""
+        usual = TEACHINGS.get(config.algorithm.algorithm_type)
+        given = {name: getattr(config.distill, name) for name in ("divergence", "coef", "beta")}
+        return (
+            None if usual is None else replace(usual, **{name: one for name, one in given.items() if one is not None})
+        )
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether the sampled tokens alone are compared, which gives them an advantage."""
+        return self.divergence == "reverse_sampled"
+
+    def advantages(self, teacher_S: Tensor, recorded_S: Tensor) -> Tensor:
+        """Return what is added to the advantages of sampled tokens: a single sample of -KL(policy || teacher)."""
+        return self.coef * (teacher_S - recorded_S.to(teacher_S))
+
+    def losses(self, policy_SV: Tensor, teacher_SV: Tensor) -> Tensor:
+        """Return what is added to the loss of each token (S), over the ids that both models have."""
+        both = min(policy_SV.shape[1], teacher_SV.shape[1])
+        policy_SV, teacher_SV = (torch.log_softmax(one_SV[:, :both], -1) for one_SV in (policy_SV, teacher_SV))
+        if self.divergence == "forward":
+            return self.coef * _relative_entropy(teacher_SV, policy_SV)
+        if self.divergence == "reverse":
+            return self.coef * _relative_entropy(policy_SV, teacher_SV)
+        parts = torch.stack([teacher_SV + math.log(self.beta), policy_SV + math.log(1.0 - self.beta)])
+        mixed_SV = torch.logsumexp(parts, 0)
+        of_teacher_S = self.beta * _relative_entropy(teacher_SV, mixed_SV)
+        return self.coef * (of_teacher_S + (1.0 - self.beta) * _relative_entropy(policy_SV, mixed_SV))
+
+
+def teacher_folder(config: RunConfig) -> Path | None:
+    """Return the folder of the model that teaches, None without one. Raises `ModelError` if it is not there."""
+    path = config.distill.teacher_path
+    return None if path is None else model_folder(path, setting="distill.teacher_path")
+
+
+def num_ids_of_teacher(config: RunConfig) -> float:
+    """Return how many ids the model that teaches knows; infinity without one."""
+    from transformers import AutoConfig
+
+    folder = teacher_folder(config)
+    if folder is None:
+        return math.inf
+    text = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+    return int(text.vocab_size)
+
+
+def _relative_entropy(first_SV: Tensor, second_SV: Tensor) -> Tensor:
+    """KL(first || second) of each row."""
+    return (torch.exp(first_SV) * (first_SV - second_SV)).sum(-1)
+
+
+TEACHINGS: Mapping[str, Teaching] = {
+    "on_policy_distill": Teaching(divergence="reverse_sampled"),
+    "jsd": Teaching(divergence="js"),
+}
+"""The algorithms with a teacher."""

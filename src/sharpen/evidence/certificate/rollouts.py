@@ -1,0 +1,234 @@
+"""Repeat the checks of a run's steps from its records.
+
+In: a run directory, the steps behind its weights, and the rules of each. Out: a `Recomputation`: for each step the
+checks of what was stored as passed to the trainer against the recorded groups; and what could not be compared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from sharpen.evidence.certificate.audit import TOLERANCE, audit
+from sharpen.evidence.certificate.checks import DRAWS
+from sharpen.evidence.certificate.delivery import ids_digest, recorded_digest
+from sharpen.evidence.certificate.draws import Draws, DrawTest, sums_of
+from sharpen.evidence.certificate.expectation import TRAINED, Expectation, carries_loss, expect
+from sharpen.evidence.certificate.images import ImageFiles
+from sharpen.evidence.certificate.lineage import Lineage, in_words
+from sharpen.evidence.certificate.replay import Memory
+from sharpen.evidence.certificate.rules import Rules
+from sharpen.learning.experience.entropies import read_entropy_sums
+from sharpen.learning.experience.evidence import read_delivery, read_step_groups
+from sharpen.learning.experience.reading import (
+    TrainedCall,
+    read_checks,
+    read_group_ids,
+    read_groups_at,
+    read_trained,
+    reading,
+)
+from sharpen.learning.experience.records import EXPERT, Delivery, GroupPlace, LossSpan
+from sharpen.types import Check, Group
+
+
+@dataclass(slots=True)
+class Recomputation:
+    """The checks of each step, what does not hold, what could not be compared, and the tests of the tokens' draws."""
+
+    checks: dict[int, tuple[Check, ...]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
+    draws: tuple[DrawTest, ...] = ()
+
+
+def recompute_steps(
+    run_dir: Path, lineage: Lineage, rules_of: Callable[[int], Rules], replay_staleness: Callable[[int], int]
+) -> Recomputation:
+    """Repeat the audit of every step behind the weights. `rules_of` returns the rules of a step, `replay_staleness` how
+    many versions behind its replayed groups may be."""
+    journal, result = run_dir / "run.db", Recomputation()
+    trained, noted, placed = _trained(journal), read_checks(journal), read_step_groups(journal)
+    unstored: list[int] = []
+    trimmed: Counter[int] = Counter()
+    memory, images, draws = Memory(), ImageFiles(run_dir), Draws()
+    for record in lineage.steps:
+        step, rules = record.step, rules_of(record.step)
+        fresh = read_groups_at(journal, lineage.groups[step])
+        if not fresh:
+            result.problems.append(f"step {step} was trained, but its groups are not in run.db")
+            continue
+        version = lineage.version_before(step)
+        replayed = read_groups_at(journal, _replayed(journal, placed.get(step), fresh, trained.get(step, {})))
+        trimmed[step] += sum(rollout.trimmed for group in fresh for rollout in group.with_baseline)
+        if rules.formula.compares == "states" and _without_states((*fresh, *replayed)):
+            compared = "its advantages compare the states that messages show, and the text of its rollouts was dropped"
+            result.problems.append(f"step {step} cannot be checked: {compared}")
+            continue
+        statuses = {call.group_id: TRAINED for call in trained.get(step, {}).values()}
+        delivered = read_delivery(journal, step)
+        if delivered is not None:
+            statuses = {place.group_id: place.left_out or TRAINED for place in delivered.places}
+        result.problems += images.problems(step, (*fresh, *replayed))
+        expected = expect(fresh, replayed, rules, statuses)
+        if delivered is None:
+            unstored.append(step)
+            delivered = expected_delivery(expected, fresh, replayed, statuses)
+        result.checks[step] = audit(
+            fresh,
+            delivered,
+            rules,
+            version=version,
+            max_staleness=int(record.metrics.get("sync/staleness_allowed", 0)),
+            replayed=replayed,
+            replay_staleness=replay_staleness(step),
+        )
+        used = [group.id for group in replayed]
+        drawn = memory.draw(step, version, rules, replay_staleness(step))
+        if sorted(drawn) != sorted(used):
+            result.problems.append(
+                f"step {step}: replayed {_group_names(used)}, but the seed draws {_group_names(drawn)}"
+            )
+        memory.keep((*fresh, *replayed), expected.calls.values(), rules)
+        result.problems += differences(step, expected, trained.get(step, {}))
+        if step not in unstored:
+            result.problems += _changed_checks(step, result.checks[step], noted.get(step, ()))
+        with reading(journal) as connection:
+            measured, metrics = read_entropy_sums(connection, step), record.metrics
+        sums = sums_of(fresh, measured, metrics, version=version, places=delivered.places, rules=rules)
+        result.checks[step] += (tested := draws.add(step, sums),)
+        result.problems += _changed_draws(step, tested, noted.get(step, ()))
+    result.draws = draws.tests()
+    result.not_compared += _not_compared(+trimmed, unstored)
+    return result
+
+
+def _not_compared(trimmed: Counter[int], unstored: Sequence[int]) -> Iterator[str]:
+    """Yield what could not be compared: the text of `trimmed` rollouts, by step, and what the run did not store of
+    `unstored` steps."""
+    if trimmed:
+        yield (
+            f"what was said in {trimmed.total()} rollouts of steps {in_words([*trimmed])}, whose text the run dropped "
+            "(journal.keep_steps): their token ids, logprobs, rewards and all that was trained are there, and were "
+            "checked like those of the other steps"
+        )
+    if unstored:
+        yield (
+            f"weights, places, ids and updates of the trained tokens of {len(unstored)} steps ({in_words(unstored)}), "
+            "which this run did not store; the trained calls, their number of tokens and their advantages were compared"
+        )
+
+
+def _without_states(groups: Iterable[Group]) -> bool:
+    """Whether a trained call of these groups has neither a name for its state nor the messages that show it."""
+    return any(
+        rollout.trimmed and any(carries_loss(call) and call.index not in rollout.states for call in rollout.calls)
+        for group in groups
+        for rollout in group.rollouts
+    )
+
+
+def _group_names(ids: Sequence[str]) -> str:
+    return ", ".join(f"group {id_}" for id_ in ids) or "no group"
+
+
+def expected_delivery(
+    expected: Expectation, fresh: Sequence[Group], replayed: Sequence[Group], statuses: Mapping[str, str]
+) -> Delivery:
+    """Return what the trainer should have received. It stands in for the delivery of a step that did not store it, so
+    that the recorded statuses of its groups can still be checked."""
+    spans = []
+    for number, expected_call in enumerate(expected.calls.values()):
+        call = expected_call.call
+        start, count = len(call.prompt_ids_P), len(call.sampled_ids_S)
+        spans.append(
+            LossSpan(
+                update=expected_call.update,
+                sequence=number,
+                group_id=expected_call.group_id,
+                rollout_id=expected_call.rollout_id,
+                call=call.index,
+                places_S=np.arange(start, start + count, dtype=np.int32),
+                advantages_S=np.full(count, expected_call.advantage, np.float32),
+                weights_S=np.full(count, expected_call.weight, np.float32),
+                ids=ids_digest(call.prompt_ids_P, call.sampled_ids_S, pictures=call.pictures),
+                records=recorded_digest(call),
+            )
+        )
+    places = []
+    for again, groups in ((False, fresh), (True, replayed)):
+        for group in groups:
+            allowed = expected.allowed_statuses[group.id]
+            status = statuses[group.id] if statuses.get(group.id) in allowed else allowed[0]
+            left_out = None if status == TRAINED else status
+            places.append(GroupPlace(group_id=group.id, update=0, left_out=left_out, replayed=again))
+    return Delivery(spans=tuple(spans), places=tuple(places))
+
+
+def differences(step: int, expected: Expectation, trained: Mapping[tuple[str, int], TrainedCall]) -> Iterator[str]:
+    """Yield each difference between what the run recorded as trained and what should have been trained."""
+    for key in expected.calls.keys() ^ trained.keys():
+        wrong = "was trained, but takes no part" if key in trained else "takes part, but was not trained"
+        yield f"step {step}: rollout {key[0]}, call {key[1]} {wrong}"
+    for key in expected.calls.keys() & trained.keys():
+        expected_call, count = expected.calls[key], len(expected.calls[key].call.sampled_ids_S)
+        slack = TOLERANCE * abs(expected_call.advantage) + expected_call.slack
+        if count != trained[key].num_tokens or not abs(expected_call.advantage - trained[key].advantage) <= slack:
+            yield (
+                f"step {step}: rollout {key[0]}, call {key[1]} was trained on {trained[key].num_tokens} tokens with "
+                f"advantage {trained[key].advantage:.6g}, but {count} and {expected_call.advantage:.6g} were expected"
+            )
+
+
+def _trained(journal: Path) -> dict[int, dict[tuple[str, int], TrainedCall]]:
+    by_step: dict[int, dict[tuple[str, int], TrainedCall]] = {}
+    for call in read_trained(journal):
+        if not call.rollout_id.startswith(EXPERT):
+            by_step.setdefault(call.step, {})[call.rollout_id, call.call] = call
+    return by_step
+
+
+def _replayed(
+    journal: Path,
+    noted: Sequence[tuple[int, bool]] | None,
+    fresh: Sequence[Group],
+    trained: Mapping[tuple[str, int], TrainedCall],
+) -> list[int]:
+    """Return the keys in `run.db` of the groups that were replayed. For a step that did not store them, these are the
+    last groups before its own with the ids that trained."""
+    if noted is not None:
+        return [key for key, again in noted if again]
+    own = {group.id for group in fresh}
+    others = dict.fromkeys(call.group_id for call in trained.values() if call.group_id not in own)
+    if not others:
+        return []
+    last = {id_: key for key, id_ in read_group_ids(journal)}
+    return [last[id_] for id_ in others if id_ in last]
+
+
+def _changed_draws(step: int, recomputed: Check, recorded: Sequence[Check]) -> Iterator[str]:
+    """Yield a sentence if another number of tokens was tested online. A sum is broken here alone if it began in an
+    earlier session than the one that made the step."""
+    for check in recorded:
+        if check.name == DRAWS and check.checked != recomputed.checked:
+            yield (
+                f"step {step}: how {recomputed.checked} tokens were drawn can be tested from the records, but "
+                f"{check.checked} were tested then"
+            )
+
+
+def _changed_checks(step: int, recomputed: Sequence[Check], recorded: Sequence[Check]) -> Iterator[str]:
+    """Yield each recomputed check whose counts differ from those recorded online."""
+    before = {check.name: check for check in recorded}
+    for check in recomputed:
+        earlier = before.get(check.name)
+        if earlier is None or (earlier.checked, earlier.broken) != (check.checked, check.broken):
+            was = "nothing" if earlier is None else f"{earlier.broken} of {earlier.checked} broken"
+            yield (
+                f"step {step}: the recomputed check {check.name} differs from the recorded one: {check.broken} of "
+                f"{check.checked} broken now, {was} then"
+            )

@@ -1,8 +1,0 @@
-"""What alembic runs: the migrations, on the connection that `exchange.database.upgrade` gives it."""
-
-from alembic import context
-
-from sharpen.exchange.database import VERSIONS
-
-context.configure(connection=context.config.attributes["connection"], version_table=VERSIONS)
-context.run_migrations()

@@ -1,1 +1,0 @@
-"""What model families there are, what each needs, and which part of Sharpen has it."""

@@ -1,1 +1,0 @@
-"""Samples continuations of token ids: the engine interface, our continuous-batching engine, and vLLM."""

@@ -1,0 +1,183 @@
+"""Applies a run's settings to a preset.
+
+In: the configured name, the overrides, the group size. Out: an `Algorithm`. Settings that would have no effect are
+errors.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sharpen.config.run import Behaviour, DistillConfig, ExpertConfig, LossConfig, RunConfig, SamplingConfig
+from sharpen.errors import ConfigError
+from sharpen.learning.algorithm.advantages import ADVANTAGES
+from sharpen.learning.algorithm.behaviour import CORRECTIONS
+from sharpen.learning.algorithm.distill import check_without_rewards
+from sharpen.learning.algorithm.distill import configured as configured_distill
+from sharpen.learning.algorithm.expert import configured as configured_expert
+from sharpen.learning.algorithm.losses import POLICY_LOSSES
+from sharpen.learning.algorithm.presets import PRESETS, Algorithm
+from sharpen.learning.algorithm.shaping import Shaping
+
+_POLICY_LOSS_SHORTHANDS = ("clip_low", "clip_high", "dual_clip")
+_ADVANTAGE_SHORTHANDS = ("std_normalize", "step_norm")
+_POLICY_LOSS_FUNCTIONS = {name: policy_loss.configured for name, policy_loss in POLICY_LOSSES.items()}
+_ADVANTAGE_FUNCTIONS = {name: advantage.configured for name, advantage in ADVANTAGES.items()}
+
+TIGHT_CLIP = 0.05
+"""A clip narrower than this needs a ratio to the trainer's own logprobs: in bfloat16, engine and trainer differ by
+hundredths of a nat, so a ratio to the engine's logprobs would be clipped because of rounding."""
+
+
+def algorithm_of(config: RunConfig) -> Algorithm:
+    """Return the algorithm of a run; see `resolve`."""
+    return resolve(
+        config.algorithm.algorithm_type,
+        config.loss,
+        config.algorithm.group_size,
+        max_tokens=config.model.max_tokens,
+        sampling=config.sampling,
+        expert=config.expert,
+        distill=config.distill,
+    )
+
+
+def resolve(
+    algorithm_type: str,
+    loss: LossConfig,
+    group_size: int,
+    *,
+    max_tokens: int | None = None,
+    sampling: SamplingConfig | None = None,
+    expert: ExpertConfig | None = None,
+    distill: DistillConfig | None = None,
+) -> Algorithm:
+    """Apply the overrides of the configuration's sections to the named preset. `max_tokens` is the default of
+    `constant_length` and of the length for over-long shaping.
+
+    Raises `ConfigError` for an unknown name, a group size of 1 with a group-relative algorithm, or an override that
+    would have no effect.
+    """
+    preset = PRESETS[_known(algorithm_type, PRESETS, "algorithm_type")]
+    given = loss.model_dump(exclude_none=True)
+    algorithm = replace(
+        preset,
+        **_resolve_part(preset, given, "advantage", _ADVANTAGE_SHORTHANDS, _ADVANTAGE_FUNCTIONS),
+        **_resolve_part(preset, given, "policy_loss", _POLICY_LOSS_SHORTHANDS, _POLICY_LOSS_FUNCTIONS),
+    )
+    if algorithm.group_relative and group_size < 2:
+        raise ConfigError(
+            f"group_size is {group_size}, but {algorithm_type!r} compares the rollouts of a task with each other: "
+            "set algorithm.group_size to at least 2"
+            + (", or loss.advantage to every_rollout, which imitates all" if algorithm_type == "raft" else "")
+        )
+    if given.get("kl") == "none":
+        if given.get("kl_coef"):
+            raise ConfigError(
+                f"loss.kl_coef is {given['kl_coef']}, but loss.kl is 'none': choose an estimator, or drop kl_coef"
+            )
+        given["kl_coef"] = 0.0
+    if sampling is not None:
+        given["shaping"] = Shaping.of(sampling, max_tokens)
+        given["max_refill"] = algorithm.max_refill if sampling.max_refill is None else sampling.max_refill
+    given = {"behaviour": default_behaviour(algorithm)} | given
+    given |= _behaviour_bounds(algorithm, given)
+    if expert is not None:
+        given["expert"] = configured_expert(algorithm.expert, expert, algorithm_type)
+    given["distill"] = configured_distill(algorithm_type, algorithm.distill, distill)
+    algorithm = replace(algorithm, **given)
+    _check_terms(algorithm, given)
+    if not algorithm.needs_reward:
+        check_without_rewards(algorithm_type, algorithm.advantage, algorithm.distill, loss, sampling)
+    if algorithm.aggregation != "constant-length":
+        if algorithm.constant_length is not None:
+            raise ConfigError("loss.constant_length has no effect: loss.aggregation is not 'constant-length'")
+        return algorithm
+    return replace(algorithm, constant_length=algorithm.constant_length or max_tokens)
+
+
+def default_behaviour(algorithm: Algorithm) -> Behaviour:
+    """Return the default behaviour weight: the preset's, or else `truncated` if the clip is narrower than
+    `TIGHT_CLIP`."""
+    if algorithm.behaviour != "none":
+        return algorithm.behaviour
+    bound = POLICY_LOSSES[algorithm.policy_loss].narrowest_bound(algorithm.policy_loss_args)
+    return "truncated" if bound < TIGHT_CLIP else "none"
+
+
+def as_trained(preset: Algorithm) -> Algorithm:
+    """Return a preset with the defaults that `resolve` adds."""
+    defaults: dict[str, Any] = {"behaviour": default_behaviour(preset)}
+    return replace(preset, **(defaults | _behaviour_bounds(preset, defaults)))
+
+
+def _behaviour_bounds(algorithm: Algorithm, given: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the bounds of the behaviour weight: those set, or those of the preset, or the defaults of the
+    correction."""
+    name = given.get("behaviour", algorithm.behaviour)
+    if name != "none" and not POLICY_LOSSES[algorithm.policy_loss].needs_ratio:
+        raise ConfigError(
+            f"loss.behaviour is {name!r}, but the policy loss {algorithm.policy_loss!r} has no probability ratio to "
+            "correct: leave it out, or choose another policy loss"
+        )
+    if name != "none" and POLICY_LOSSES[algorithm.policy_loss].mask is not None:
+        raise ConfigError(
+            f"loss.behaviour is {name!r}, but the policy loss {algorithm.policy_loss!r} itself bounds the ratio to the "
+            "recorded logprobs: leave it out"
+        )
+    bounds: dict[str, float | None] = {}
+    for side in ("low", "high"):
+        setting = f"behaviour_{side}"
+        default = getattr(CORRECTIONS[name], side) if name != "none" else None
+        if default is None and setting in given:
+            raise ConfigError(f"loss.{setting} has no effect: loss.behaviour is {name!r}")
+        preset_bound = getattr(algorithm, setting) if name == algorithm.behaviour else None
+        bounds[setting] = given.get(setting, default if preset_bound is None else preset_bound)
+    return bounds
+
+
+def _check_terms(algorithm: Algorithm, given: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for settings of the KL term that would have no effect."""
+    for setting in ("kl_in", "kl_target", "kl_horizon"):
+        if setting in given and not algorithm.needs_reference:
+            raise ConfigError(
+                f"loss.{setting} has no effect: there is no KL term (loss.kl {algorithm.kl!r}, loss.kl_coef "
+                f"{algorithm.kl_coef:g})"
+            )
+    if "kl_horizon" in given and algorithm.kl_target is None:
+        raise ConfigError("loss.kl_horizon has no effect: set loss.kl_target too")
+
+
+def _resolve_part(
+    preset: Algorithm,
+    given: dict[str, Any],
+    part: str,
+    shorthands: tuple[str, ...],
+    functions: Mapping[str, Callable[..., Any]],
+) -> dict[str, Any]:
+    """Return the name and parameters of the advantage or policy loss, and remove their settings from `given`."""
+    name, arguments = getattr(preset, part), dict(getattr(preset, f"{part}_args"))
+    if part in given:
+        name, arguments = _known(given.pop(part), functions, f"loss.{part}"), {}
+    parameters = [p.name for p in inspect.signature(functions[name]).parameters.values() if p.kind == p.KEYWORD_ONLY]
+    overrides = {f"loss.{part}_args.{key}": (key, value) for key, value in given.pop(f"{part}_args").items()}
+    overrides |= {f"loss.{key}": (key, given.pop(key)) for key in shorthands if key in given}
+    for setting, (key, value) in overrides.items():
+        if key not in parameters:
+            raise ConfigError(
+                f"{setting} has no effect in {preset.name!r}: its {part} {name!r} takes "
+                f"{', '.join(parameters) or 'no parameters'}"
+            )
+        arguments[key] = value
+    return {part: name, f"{part}_args": arguments}
+
+
+def _known(name: str, known: Mapping[str, Any], setting: str) -> str:
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"unknown {setting} {name!r}; did you mean {nearest!r}? Known: {', '.join(sorted(known))}")
+    return name

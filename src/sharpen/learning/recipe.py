@@ -1,0 +1,189 @@
+"""The recipe of a run: its kind, algorithm and schedule, decided once, before anything is loaded.
+
+In: a `RunConfig`. Out: a `Recipe` (an evaluation), a `RolloutRecipe` or a `RowRecipe`, which do not depend on the
+machine. A `Job` adds the user's functions and what depends on the machine (made by `sharpen.run.decide`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from sharpen.config.problems import refuse
+from sharpen.config.public import MIN_TEMPERATURE
+from sharpen.config.run import ExpertConfig, RunConfig, SupervisedConfig
+from sharpen.config.trainer import CriticConfig
+from sharpen.learning.algorithm.advantages import ADVANTAGES
+from sharpen.learning.algorithm.presets import Algorithm
+from sharpen.learning.algorithm.resolve import algorithm_of
+from sharpen.learning.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, learns_from_rows, resolve_supervised
+from sharpen.learning.experience.replay import ReplaySettings, replay_settings
+from sharpen.learning.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The base of all recipes. By itself it is the recipe of an evaluation, which trains nothing."""
+
+    config: RunConfig
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether rollouts ever run ahead of the trainer."""
+        return False
+
+    @property
+    def needs_reward(self) -> bool:
+        """Whether a rollout without a reward has failed."""
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRecipe(Recipe):
+    """A run that learns from rollouts: its algorithm, the schedule of weight updates, and the replay (None: no
+    replay)."""
+
+    algorithm: Algorithm
+    schedule: Schedule
+    replay: ReplaySettings | None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether rollouts ever run ahead of the trainer."""
+        return self.schedule.overlaps
+
+    @property
+    def needs_reward(self) -> bool:
+        """Whether a rollout without a reward has failed."""
+        return self.algorithm.needs_reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRecipe(Recipe):
+    """A run that learns from rows, without rollouts."""
+
+    algorithm: SupervisedAlgorithm
+
+
+EngineType = Literal["embedded", "vllm"]
+TrainingRecipe = RolloutRecipe | RowRecipe
+R = TypeVar("R", bound=Recipe, covariant=True)
+
+
+def recipe_of(config: RunConfig) -> TrainingRecipe:
+    """Return the recipe of a run that trains. Raises `ConfigError` for settings that give no valid recipe."""
+    if learns_from_rows(config):
+        return RowRecipe(config=config, algorithm=resolve_supervised(config.algorithm.algorithm_type, config.loss))
+    algorithm, schedule = algorithm_of(config), Schedule.of(config)
+    replay = replay_settings(config, algorithm, ahead=schedule.max_staleness)
+    return RolloutRecipe(config=config, algorithm=algorithm, schedule=schedule, replay=replay)
+
+
+def check_settings(recipe: TrainingRecipe) -> None:
+    """Raise `ConfigError`, with all problems at once, for settings that prevent learning or have no effect. Evaluating,
+    explaining or planning accepts such settings, so this is not part of `recipe_of`."""
+    refuse(_rollout_problems(recipe) if isinstance(recipe, RolloutRecipe) else _row_problems(recipe))
+
+
+def _row_problems(recipe: RowRecipe) -> Iterator[str]:
+    config, name = recipe.config, recipe.algorithm.name
+    if config.mode != "both":
+        yield f"mode is {config.mode!r}, which needs rollouts, but {name!r} learns from rows"
+    if config.expert != ExpertConfig():
+        yield f"the settings of expert have no effect: {name!r} learns from the rows of train_dataset alone"
+    if config.sampling.order == "difficulty":
+        yield f"sampling.order is 'difficulty', which needs rewards: {name!r} has none"
+
+
+def _rollout_problems(recipe: RolloutRecipe) -> Iterator[str]:
+    config, algorithm = recipe.config, recipe.algorithm
+    if config.supervised != SupervisedConfig() and config.expert.dataset is None:
+        yield (
+            f"the settings of supervised have no effect: {algorithm.name!r} learns from rollouts "
+            f"({', '.join(SUPERVISED)} learn from rows)"
+        )
+    if config.critic != CriticConfig() and not algorithm.needs_critic:
+        yield f"the settings of critic have no effect: {algorithm.name!r} has no critic (ppo has)"
+    if recipe.overlaps:
+        yield from _sync_problems(recipe)
+    for name, value, whole in (("top_p", config.model.top_p, 1), ("top_k", config.model.top_k, 0)):
+        if value != whole and algorithm.needs_ratio:
+            yield (
+                f"model.{name} is {value:g}, but {algorithm.name!r} needs tokens sampled from the model's whole "
+                f"distribution: set {name} to {whole}, or train without a probability ratio (raft)"
+            )
+    if config.journal.keep_steps is not None and ADVANTAGES[algorithm.advantage].by_states:
+        yield (
+            f"journal.keep_steps is {config.journal.keep_steps}, but {algorithm.advantage!r} compares states, which "
+            "messages show: without them its steps could not be certified. Leave it out"
+        )
+    if config.model.temperature == 0.0:
+        yield "model.temperature is 0: all greedy rollouts of a task are the same, so nothing is learned; set it to 1"
+    elif config.model.temperature < MIN_TEMPERATURE:
+        yield (
+            f"model.temperature is {config.model.temperature:g}: below {MIN_TEMPERATURE:g} rounding dominates the "
+            f"logprobs, and almost every answer is the likeliest one; set it to 1, or to {MIN_TEMPERATURE:g} at least"
+        )
+
+
+def _sync_problems(recipe: RolloutRecipe) -> Iterator[str]:
+    """Yield the problems of settings with which rollouts run ahead of the trainer."""
+    config, algorithm = recipe.config, recipe.algorithm
+    style = f"sync.style {config.sync.style!r}, interval {config.sync.interval}, offset {config.sync.offset}"
+    if config.mode != "both":
+        style = f"mode {config.mode!r}"
+    if not (algorithm.off_policy or algorithm.needs_teacher):  # a teacher scores tokens of any policy
+        yield (
+            f"with {style} tokens come from older policies, but {algorithm.policy_loss!r} of "
+            f"{config.algorithm.algorithm_type!r} has no probability ratio to correct for them: leave sync out, or set "
+            "loss.policy_loss to one that does (ppo, importance_sampling, topr, opmd)"
+        )
+    if config.deterministic and (config.sync.style != "fixed" or config.mode != "both"):
+        yield (
+            f"with {style} the weights of a rollout depend on timing, so runs are not reproducible: set deterministic "
+            "to false, or sync.style to fixed in one process (mode both)"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """The type of the engine, and in a few words why it was chosen."""
+
+    type: EngineType
+    reason: str
+
+    @property
+    def line(self) -> str:
+        """The line for the user."""
+        return f"engine: {self.type} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Generic[R]):
+    """A recipe with the user's functions on this machine: the folders of the model and of the teacher, if any, and the
+    engine. `workflow` is None if the run learns from rows and evaluates no agent. `engine` is None in that case and on
+    Ray, where the machines are not known yet. `notices` are lines about settings that this machine overrides."""
+
+    recipe: R
+    workflow: Callable[..., Any] | None
+    judge: Callable[..., Any] | None
+    folder: Path
+    teacher: Path | None = None
+    engine: EngineChoice | None = None
+    notices: tuple[str, ...] = ()
+
+    @property
+    def agent(self) -> Callable[..., Any]:
+        """The workflow; only for a job that has one."""
+        assert self.workflow is not None
+        return self.workflow
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration of the run."""
+        return self.recipe.config
+
+
+TrainingJob = Job[RolloutRecipe] | Job[RowRecipe]

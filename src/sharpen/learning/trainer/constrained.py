@@ -1,0 +1,91 @@
+"""The loss entries of a pack that were sampled under constraints, and their masks.
+
+In: the sampled ids of each constrained call, in the order of a pack's entries. Out: the distinct masks of the pack, and
+which of them each entry has. They are computed when a model first scores the pack, and then kept for the others
+(reference, teacher, the next epoch). Within a response few masks differ, so that they take little memory.
+
+Shape suffixes: E loss entries of a pack, S sampled tokens of a call, M distinct masks, R rows to score, C rows of a
+chunk with a mask, W words of a mask.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sharpen.engine.token_masks import MaskArray, TokenMasks
+from sharpen.errors import CallError, ConstraintError
+from sharpen.types import Constraint, IntArray
+
+FORBIDDEN = -1e30
+"""The logit of a token that is not allowed: finite, so that its part of an entropy or divergence is 0, not NaN."""
+UNCONSTRAINED = -1
+"""The number of the mask of an entry that has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstrainedCall:
+    """A call whose tokens are the entries `entries_S` of a pack. `where` names it in messages."""
+
+    constraint: Constraint
+    ids_S: IntArray
+    entries_S: npt.NDArray[np.int64]
+    where: str
+
+
+class ConstrainedEntries:
+    """The constrained entries of one pack."""
+
+    def __init__(self, calls: Sequence[ConstrainedCall], num_entries: int, masks: TokenMasks | None) -> None:
+        """`masks` are those of the policy's model. Raises `CallError` without them: the calls cannot be scored."""
+        if masks is None:
+            raise CallError(f"{calls[0].where} was sampled under a constraint, which cannot be scored here")
+        self._calls = tuple(calls)
+        self._num_entries = num_entries
+        self._masks = masks
+
+    @functools.cached_property
+    def masks_MW(self) -> MaskArray:
+        """The distinct masks."""
+        return self._numbered[0]
+
+    @functools.cached_property
+    def mask_E(self) -> npt.NDArray[np.int64]:
+        """The number of each entry's mask, or `UNCONSTRAINED`."""
+        return self._numbered[1]
+
+    @functools.cached_property
+    def _numbered(self) -> tuple[MaskArray, npt.NDArray[np.int64]]:
+        """Raises `CallError` for a token that its call's constraint does not allow."""
+        numbers: dict[bytes, int] = {}
+        mask_E = np.full(self._num_entries, UNCONSTRAINED, np.int64)
+        for call in self._calls:
+            try:
+                masks_SW = self._masks.of_response(call.constraint, call.ids_S)
+            except ConstraintError as error:
+                raise CallError(f"{call.where} cannot be trained on: {error}") from error
+            mask_E[call.entries_S] = [numbers.setdefault(mask.tobytes(), len(numbers)) for mask in masks_SW]
+        return np.stack([np.frombuffer(mask, np.int32) for mask in numbers]), mask_E
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowMasks:
+    """The masks of rows to score: `mask_R` are numbers in `masks_MW`, or `UNCONSTRAINED`."""
+
+    mask_R: npt.NDArray[np.int64]
+    masks_MW: torch.Tensor
+
+    def chunk(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return, for rows `start:stop`, the numbers of those with a mask, counted from `start`, and their masks; None
+        if there are none."""
+        rows_C = np.flatnonzero(self.mask_R[start:stop] != UNCONSTRAINED)
+        if not len(rows_C):
+            return None
+        device = self.masks_MW.device
+        chosen_C = torch.from_numpy(self.mask_R[start:stop][rows_C]).to(device)
+        return torch.from_numpy(rows_C).to(device), self.masks_MW[chosen_C]

@@ -1,0 +1,130 @@
+"""Computes the advantages of single tokens that need the trainer's models: with a critic, a KL penalty in the reward,
+or a teacher's logprobs of the sampled tokens.
+
+In: all packs of a step as drawn, with the logprobs of reference and teacher and the critic's values. Out: the same
+packs with an advantage per token, and the returns that the critic learns. This happens once per step, before its first
+update.
+
+The tokens of a rollout are the sampled tokens of its calls, in call order, whichever sequences they are in. With a
+critic, the recorded advantage of a call is the reward after its last token: the reward of the rollout, or (`per_call`)
+of that call, in which case GAE ends with the call. A KL penalty is subtracted from the reward of its token. Without a
+critic, the recorded advantage stays, and the penalties from each token to the end of its rollout are subtracted from
+it (as in REINFORCE++, arXiv 2501.03262), after normalization over the group. The teacher's term is added to the
+advantage of its token or, with a critic, to its reward.
+
+Shape suffixes: S loss tokens of a step, rollout after rollout; E loss entries of a pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isnan
+
+import numpy as np
+import torch
+
+from sharpen.errors import TrainingError
+from sharpen.learning.algorithm.distill import Distill, sampled_advantages
+from sharpen.learning.algorithm.gae import explained_variance, sums_to_end
+from sharpen.learning.algorithm.kl import ESTIMATORS
+from sharpen.learning.algorithm.presets import Algorithm
+from sharpen.learning.trainer.packing import IndexArray, Pack
+from sharpen.learning.trainer.work import Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """Metrics, and the mean divergence from the reference in nats per token if there is a KL penalty."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    kl: float | None = None
+
+
+def assign(parts: Sequence[Part], algorithm: Algorithm) -> Credit:
+    """Set the advantages and, with a critic, the returns of all parts of a step.
+
+    Raises `TrainingError` if a value of the critic is NaN or infinite.
+    """
+    if not algorithm.scores_tokens or not parts:
+        return Credit()
+    order_S, rollouts_S, last_S = _order([part.pack for part in parts])
+    recorded_S = np.concatenate([part.pack.advantages_E for part in parts])[order_S].astype(np.float64)
+    penalties_S, metrics, kl = np.zeros(len(order_S)), {}, None
+    if algorithm.needs_reference and algorithm.kl_in == "reward":
+        kl_S = np.concatenate([_divergence(part, algorithm) for part in parts])[order_S]
+        penalties_S, kl = algorithm.kl_coef * kl_S, float(kl_S.mean())
+        metrics["kl_penalty"] = float(penalties_S.mean())
+    teacher_S = np.zeros(len(order_S))
+    if algorithm.distill is not None and not algorithm.distill.of_vocabulary:
+        teacher_S = np.concatenate([_teacher_advantages(part, algorithm.distill) for part in parts])[order_S]
+        metrics["distill_divergence"] = -float(teacher_S.mean()) / algorithm.distill.coef
+    if not algorithm.needs_critic:
+        advantages_S = recorded_S - sums_to_end(penalties_S, rollouts_S) + teacher_S
+        _set_advantages(parts, _split(parts, order_S, advantages_S))
+        return Credit(metrics=metrics, kl=kl)
+    values_S = np.concatenate([_numpy(part.values_E) for part in parts])[order_S]
+    if not np.isfinite(values_S).all():
+        raise TrainingError(
+            f"{int((~np.isfinite(values_S)).sum())} of {len(values_S)} values of the critic are NaN or infinite; "
+            "nothing was updated. Lower critic.learning_rate, or train in float32"
+        )
+    rewards_S = np.where(last_S, recorded_S, 0.0) - penalties_S + teacher_S
+    episodes_S = np.cumsum(np.append([False], last_S[:-1])) if algorithm.per_call else rollouts_S
+    advantages_S, returns_S = algorithm.token_advantages(rewards_S, values_S, episodes_S)
+    _set_advantages(parts, _split(parts, order_S, advantages_S))
+    for part, returns_E in zip(parts, _split(parts, order_S, returns_S), strict=True):
+        assert part.values_E is not None
+        part.returns_E = torch.from_numpy(returns_E).to(part.values_E)
+    metrics |= {"value_mean": float(values_S.mean()), "return_mean": float(returns_S.mean())}
+    explained = explained_variance(values_S, returns_S)
+    if not isnan(explained):
+        metrics["explained_variance"] = explained
+    return Credit(metrics=metrics, kl=kl)
+
+
+def _order(packs: Sequence[Pack]) -> tuple[IndexArray, IndexArray, np.ndarray]:
+    """Sort all loss tokens by rollout and call. Return their indices among the packs' entries, the number of their
+    rollout, and whether they are the last of their call."""
+    ids = dict.fromkeys(rollout_id for pack in packs for rollout_id in pack.rollout_ids)
+    numbers = {rollout_id: number for number, rollout_id in enumerate(ids)}
+    rollouts = np.concatenate(
+        [np.array([numbers[id_] for id_ in p.rollout_ids], np.int64)[p.rollouts_E] for p in packs]
+    )
+    calls = np.concatenate([pack.calls_E for pack in packs])
+    tokens = np.concatenate([pack.tokens_E for pack in packs])
+    order_S = np.lexsort((tokens, calls, rollouts))
+    rollouts_S, calls_S = rollouts[order_S], calls[order_S]
+    same_S = (rollouts_S[1:] == rollouts_S[:-1]) & (calls_S[1:] == calls_S[:-1])
+    return order_S, rollouts_S, np.append(~same_S, [True])
+
+
+def _divergence(part: Part, algorithm: Algorithm) -> np.ndarray:
+    """Estimate for each entry the divergence of the sampling policy from the reference."""
+    assert part.reference_E is not None, f"{algorithm.name} penalizes KL in the reward: reference logprobs are needed"
+    sampled_E = torch.from_numpy(part.pack.logprobs_E).to(part.reference_E)
+    return _numpy(ESTIMATORS[algorithm.kl](sampled_E, part.reference_E, sampled_E))
+
+
+def _teacher_advantages(part: Part, distill: Distill) -> np.ndarray:
+    """Return the advantage that the teacher gives each entry."""
+    assert part.teacher_E is not None, "the teacher's logprobs of every pack are needed"
+    sampled_E = torch.from_numpy(part.pack.logprobs_E).to(part.teacher_E)
+    return _numpy(sampled_advantages(distill, part.teacher_E, sampled_E))
+
+
+def _set_advantages(parts: Sequence[Part], advantages: Sequence[np.ndarray]) -> None:
+    for part, advantages_E in zip(parts, advantages, strict=True):
+        part.pack = replace(part.pack, advantages_E=advantages_E.astype(np.float32))
+
+
+def _split(parts: Sequence[Part], order_S: IndexArray, values_S: np.ndarray) -> list[np.ndarray]:
+    """Undo `_order`: return the values of each part's entries."""
+    unsorted = np.empty(len(order_S))
+    unsorted[order_S] = values_S
+    return np.split(unsorted, np.cumsum([part.pack.num_trained_tokens for part in parts])[:-1])
+
+
+def _numpy(tensor_E: torch.Tensor | None) -> np.ndarray:
+    assert tensor_E is not None, "the critic's values of every pack are needed"
+    return tensor_E.detach().double().cpu().numpy()

@@ -1,0 +1,155 @@
+"""An optimizer with a learning-rate schedule, gradient clipping, and a state made of plain tensors.
+
+In: named parameters with gradients. Out: updated parameters. Raises `TrainingError` before anything is changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+
+import torch
+
+from sharpen.config.trainer import TrainerConfig
+from sharpen.errors import CheckpointError, TrainingError
+from sharpen.learning.trainer.sharding import is_on_cpu, shard_like, whole
+from sharpen.learning.trainer.update_rules import load_state, make_optimizers, set_update, state_tensors
+
+_ROW = 1024
+"""Numbers whose squares are added up in the precision of the gradients."""
+
+
+def length(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the Euclidean norm of a gradient, added up row by row: PyTorch's own of float32 on a processor adds up
+    all squares one after the other, so that of 10^8 numbers it is 1% too small."""
+    kind, flat = torch.promote_types(gradient.dtype, torch.float32), gradient.reshape(-1)
+    rows = flat[: len(flat) // _ROW * _ROW].view(-1, _ROW)
+    lengths = [torch.linalg.vector_norm(rows, dim=1, dtype=kind)]
+    lengths.append(torch.linalg.vector_norm(flat[rows.numel() :], dtype=kind)[None])
+    total: torch.Tensor = torch.linalg.vector_norm(torch.cat(lengths), dtype=torch.float64)
+    return total.to(kind)
+
+
+def learning_rate(update: int, peak: float, config: TrainerConfig, planned_updates: int) -> float:
+    """Return the learning rate of an update; updates count from 0.
+
+    The rate rises linearly to the peak over `warmup_steps` updates. Then it stays constant, or falls to `min_lr_ratio`
+    of the peak by the end of the planned updates and stays there.
+    """
+    if update < config.warmup_steps:
+        return peak * (update + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return peak
+    progress = min((update - config.warmup_steps) / max(planned_updates - config.warmup_steps, 1), 1.0)
+    decay = 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return peak * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * decay)
+
+
+class Optimizer:
+    """Updates named parameters by the rule of `trainer.optimizer`."""
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        config: TrainerConfig,
+        *,
+        peak_learning_rate: float,
+        planned_updates: int,
+        tables: Collection[torch.nn.Parameter] = (),
+        name: str = "",
+    ) -> None:
+        """Train these parameters, of which `tables` are embeddings and output layers. `name` is a prefix in errors and
+        metrics; it is empty for the policy."""
+        self.name = name
+        self._parameters = dict(parameters)
+        self._config = config
+        self._peak = peak_learning_rate
+        self._planned_updates = planned_updates
+        self._rules = make_optimizers(self._parameters.values(), tables, config)
+        self._rule_of = {
+            parameter: rule for rule in self._rules for group in rule.param_groups for parameter in group["params"]
+        }
+
+    @property
+    def parameters(self) -> Collection[torch.nn.Parameter]:
+        """The trained parameters."""
+        return self._parameters.values()
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether any parameter got a gradient since `zero_grad`."""
+        return any(parameter.grad is not None for parameter in self.parameters)
+
+    def zero_grad(self) -> None:
+        """Discard the gradients."""
+        for rule in self._rules:
+            rule.zero_grad(set_to_none=True)
+
+    def apply(self, update: int, norm: torch.Tensor) -> float:
+        """Clip the gradients, which have this norm, and apply them as this update. Return its learning rate."""
+        torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._config.max_grad_norm, norm)
+        rate = learning_rate(update, self._peak, self._config, self._planned_updates)
+        for rule in self._rules:
+            set_update(rule, update, rate)
+            rule.step()
+        return rate
+
+    def norm(self, update: int) -> torch.Tensor:
+        """Return the norm of the gradients. Raises `TrainingError` if it is NaN or infinite; `update` is for its
+        message."""
+        gradients = (p.grad for p in self._parameters.values() if p.grad is not None)
+        norm = whole(torch.nn.utils.get_total_norm([length(one) if is_on_cpu(one) else one for one in gradients]))
+        if not math.isfinite(float(norm)):
+            raise TrainingError(f"{self.name}: " * bool(self.name) + self._describe_non_finite(update))
+        return norm
+
+    def _describe_non_finite(self, update: int) -> str:
+        for name, parameter in self._parameters.items():
+            if parameter.grad is None:
+                continue
+            if count := int((~torch.isfinite(whole(parameter.grad))).sum()):
+                return (
+                    f"update {update}: {count} of {parameter.numel()} gradient values of {name} are NaN or infinite; "
+                    "the update was not made. Lower the learning rate, or train in float32"
+                )
+        return (
+            f"update {update}: the norm of the gradients is not finite, although every gradient value is; the update "
+            "was not made. Lower the learning rate"
+        )
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the state as tensors named `<parameter name>/<kind>`; empty before the first update."""
+        return {
+            f"{name}/{kind}": tensor
+            for name, parameter in self._parameters.items()
+            for kind, tensor in state_tensors(self._rule_of[parameter], parameter).items()
+        }
+
+    def live_tensors(self) -> dict[str, torch.Tensor]:
+        """Return all tensors that an update changes, not copied: the parameters and `state_tensors`, by name."""
+        return {name: parameter.detach() for name, parameter in self._parameters.items()} | self.state_tensors()
+
+    def keep_state_of(self, names: Collection[str]) -> None:
+        """Discard the state of every parameter that has no tensor among these names."""
+        for name, parameter in self._parameters.items():
+            state = self._rule_of[parameter].state
+            if not any(f"{name}/{kind}" in names for kind in state.get(parameter, {})):
+                state.pop(parameter, None)
+
+    def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load what `state_tensors` returned. Raises `CheckpointError` for a parameter that this optimizer does not
+        have."""
+        state: dict[str, dict[str, torch.Tensor]] = {}
+        for key, tensor in tensors.items():
+            name, _, kind = key.rpartition("/")
+            state.setdefault(name, {})[kind] = tensor
+        if unknown := state.keys() - self._parameters.keys():
+            raise CheckpointError(
+                f"the optimizer state is for parameters that the model does not have: {sorted(unknown)[:3]}"
+            )
+        for rule in self._rules:
+            rule.state.clear()
+        for name, kinds in state.items():
+            parameter = self._parameters[name]
+            mine = {kind: shard_like(tensor, parameter).clone() for kind, tensor in kinds.items()}
+            load_state(self._rule_of[parameter], parameter, mine)

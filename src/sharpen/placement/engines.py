@@ -1,0 +1,175 @@
+"""Loads a model into an engine, and makes the gateway of an engine.
+
+In: a model's settings, its folder, the run's engine settings. Out: tokenizer and engine; `Gateway`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sharpen.agent.rollout.user_loop import owner
+from sharpen.config.gateway import GatewayConfig
+from sharpen.config.public import TunerModelConfig
+from sharpen.config.run import RunConfig
+from sharpen.config.trainer import LoraConfig
+from sharpen.engine.routing import Replicas
+from sharpen.errors import ConfigError
+from sharpen.gateway.gateway import Gateway
+from sharpen.gateway.images import album_of
+from sharpen.learning.recipe import EngineChoice, EngineType
+from sharpen.types import Sampling
+
+if TYPE_CHECKING:
+    from sharpen.contracts import Engine
+    from sharpen.engine.embedded.engine import EmbeddedEngine
+    from sharpen.placement.serving import ServingThread
+
+
+def load_policy(
+    config: RunConfig, folder: Path, thread: ServingThread, *, type: EngineType, alone: bool, trains: bool = False
+) -> tuple[Any, Engine]:
+    """Load the trained model from `folder`; return (tokenizer, engine). `alone`: the engine never computes at the same
+    time as the trainer; `trains`: there is one. Raises `ModelError` if the engine cannot serve the model."""
+    if type == "embedded":
+        shares = trains and shares_base(config)
+        adapters = config.trainer.lora if shares else None
+        return load_engine(config.model, config, folder, alone=alone, adapters=adapters)
+    return load_vllm(config.model, config, folder, thread, lora=unmerged_adapters(config))
+
+
+def load_vllm(
+    model: TunerModelConfig, config: RunConfig, folder: Path, thread: ServingThread, *, lora: LoraConfig | None = None
+) -> tuple[Any, Engine]:
+    """Load the model in `folder` into vLLM; return (tokenizer, engine). With `lora` the engine loads unmerged adapters.
+    Raises `ModelError` if vLLM cannot serve the model."""
+    from sharpen.models.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    return tokenizer, thread.call(_start_replicas(model, config, folder, tokenizer.decode, lora))
+
+
+async def _start_replicas(
+    model: TunerModelConfig,
+    config: RunConfig,
+    folder: Path,
+    stop_decoder: Callable[[list[int]], str],
+    lora: LoraConfig | None,
+) -> Engine:
+    """Start the vLLM engine, or several as one `Replicas`, each with its own GPUs or cores."""
+    from sharpen.engine.vllm.engine import VLLMEngine
+
+    engines: list[Engine] = []
+    try:
+        for number in range(count := model.inference_engine_num):
+            engines.append(
+                await VLLMEngine.start(
+                    str(folder),
+                    max_model_len=model.max_model_len,
+                    stop_decoder=stop_decoder,
+                    dtype=config.engine.dtype,
+                    max_slots=config.engine.max_slots,
+                    kv_cache_mb=config.engine.kv_cache_mb,
+                    tensor_parallel_size=model.tensor_parallel_size,
+                    replica=(number, count),
+                    lora=lora,
+                )
+            )
+    except BaseException:
+        for engine in engines:
+            await engine.close()
+        raise
+    return engines[0] if count == 1 else Replicas(engines)
+
+
+def shares_base(config: RunConfig) -> bool:
+    """Whether trainer and embedded engine have one copy of the frozen weights."""
+    return config.trainer.lora is not None and config.trainer.lora.base != "own"
+
+
+def check_base(config: RunConfig, engine: EngineChoice | None, *, serves: bool) -> None:
+    """Raise `ConfigError` if the frozen weights cannot be shared as `trainer.lora.base` says. `serves`: the run has an
+    engine, `engine` if it is known."""
+    if not shares_base(config):
+        return
+    assert config.trainer.lora is not None
+    apart = config.uses_ray or config.mode != "both" or (engine is not None and engine.type != "embedded")
+    if config.trainer.has_ranks or (serves and apart):
+        raise ConfigError(
+            f"trainer.lora.base is {config.trainer.lora.base!r}, for which trainer and embedded engine must be in one "
+            "process: leave execution and mode out, set engine.type to embedded and trainer.num_processes to 1 "
+            "without trainer.cpu_offload, or base to own"
+        )
+    if serves and config.engine.dtype != config.trainer.dtype:
+        raise ConfigError(
+            f"trainer.lora.base is {config.trainer.lora.base!r}, one copy of the frozen weights for trainer and "
+            f"engine, but trainer.dtype is {config.trainer.dtype} and engine.dtype {config.engine.dtype}: set them to "
+            "the same"
+        )
+
+
+def unmerged_adapters(config: RunConfig) -> LoraConfig | None:
+    """Return the LoRA settings if vLLM loads the adapters unmerged: it supports their rank and the trainer is in this
+    process."""
+    from sharpen.engine.vllm.adapters import RANKS
+
+    lora = config.trainer.lora
+    if lora is None or lora.rank > max(RANKS) or config.trainer.has_ranks or config.uses_ray or config.mode != "both":
+        return None
+    return lora
+
+
+def load_engine(
+    model: TunerModelConfig, config: RunConfig, folder: Path, *, alone: bool, adapters: LoraConfig | None = None
+) -> tuple[Any, EmbeddedEngine]:
+    """Load the model in `folder`; return (tokenizer, embedded engine). `alone` as in `load_policy`; with `adapters` the
+    engine serves them beside the model's own weights. Raises `ModelError` if the engine cannot serve the model."""
+    from sharpen.engine.embedded.engine import EmbeddedEngine
+    from sharpen.models.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    engine = EmbeddedEngine.from_pretrained(
+        str(folder),
+        max_model_len=model.max_model_len,
+        device=config.engine.device,
+        dtype=config.engine.dtype,
+        max_slots=config.engine.max_slots,
+        kv_cache_mb=config.engine.kv_cache_mb,
+        deterministic=config.deterministic,
+        alone=alone,
+        stop_decoder=tokenizer.decode,
+        tokenizer=tokenizer,
+        adapters=adapters,
+    )
+    return tokenizer, engine
+
+
+def make_gateway(
+    model: TunerModelConfig,
+    engine: Engine,
+    tokenizer: Any,
+    loop: asyncio.AbstractEventLoop,
+    *,
+    listen: GatewayConfig,
+    max_calls: int | None = None,
+) -> Gateway:
+    """Return a gateway for a model's engine; its server will `listen` there. Raises `ConfigError` for an unknown
+    parser."""
+    return Gateway(
+        engine,
+        tokenizer,
+        model_name=model.model_path,
+        loop=loop,
+        sampling=Sampling(
+            temperature=model.temperature, top_p=model.top_p, top_k=model.top_k, max_tokens=model.max_tokens
+        ),
+        enable_thinking=model.enable_thinking,
+        tool_call_parser=model.tool_call_parser,
+        reasoning_parser=model.reasoning_parser,
+        max_calls=max_calls,
+        who_calls=owner.get,
+        listen=listen,
+        album=album_of(Path(tokenizer.name_or_path)),
+    )

@@ -1,0 +1,126 @@
+"""One process: the engines and their gateways on a serving thread, user code on its own loop (or in processes of its
+own, see `isolated.pool`), the trainer in the caller's thread.
+
+In: a `Job`. Out: `LocalServing` (what rollouts need: engine, gateway, auxiliary models, runner).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from sharpen.agent.agentscope.console import silent_agents
+from sharpen.agent.rollout.exits import no_silent_exit
+from sharpen.agent.rollout.in_process import Opener
+from sharpen.agent.rollout.runner import RolloutRunner
+from sharpen.learning.recipe import Job, Recipe, RolloutRecipe, RowRecipe
+from sharpen.models.files import quiet_transformers
+from sharpen.placement.attempts import attempt_runner
+from sharpen.placement.auxiliary.models import AuxiliaryModels
+from sharpen.placement.engines import load_policy, make_gateway
+from sharpen.placement.probe import sample_probes
+from sharpen.placement.serving import ServingThread
+from sharpen.placement.sessions import openers, user_functions
+from sharpen.types import Experience, IntArray, Mode
+
+if TYPE_CHECKING:
+    import torch
+
+NEW_OBJECTS = 10_000
+"""While agents run, the garbage collector looks for garbage after so many new objects. After 700, Python's default, it
+walks again and again over the rollouts in flight, whose objects live on."""
+
+
+class LocalServing:
+    """Satisfies `execution.place.Serving`."""
+
+    def __init__(self, job: Job[Recipe]) -> None:
+        """Load the job's models into engines and start serving them.
+
+        Raises `ModelError` if one cannot be found or served, `ConfigError` for a wrong signature.
+        """
+        quiet_transformers()
+        assert job.engine is not None
+        config, alone = job.config, not job.recipe.overlaps
+        self.folder, self.line = job.folder, job.engine.line
+        with contextlib.ExitStack() as undo:  # closes the earlier parts if a later one fails
+            self._silence = contextlib.ExitStack()
+            self._silence.enter_context(silent_agents())
+            if config.rollout.isolation == "none":
+                self._silence.enter_context(no_silent_exit())
+            undo.callback(self._silence.close)
+            self.thread = ServingThread()
+            undo.callback(self.thread.close)
+            self.tokenizer, self.engine = load_policy(
+                config,
+                job.folder,
+                self.thread,
+                type=job.engine.type,
+                alone=alone,
+                trains=isinstance(job.recipe, RolloutRecipe | RowRecipe),
+            )
+            undo.callback(self._close_engine)
+            self.auxiliary = AuxiliaryModels(config, self.thread, alone=alone)
+            undo.callback(self.auxiliary.close)
+            self.gateway = make_gateway(
+                config.model,
+                self.engine,
+                self.tokenizer,
+                self.thread.loop,
+                listen=config.gateway,
+                max_calls=config.rollout.max_calls,
+            )
+            self.modes: Mapping[Mode, Opener] = openers(config, self.gateway, self.auxiliary)
+            functions = user_functions(job)
+            self.runner = RolloutRunner(
+                attempt_runner(functions, config.rollout),
+                self.modes["sampled"],
+                config.rollout,
+                config.algorithm.group_size,
+                config.seed,
+                whole_groups=functions.whole_groups,
+            )
+            undo.pop_all()
+        self._thresholds = gc.get_threshold()
+        gc.collect()
+        gc.freeze()  # a walk over all that is loaded stops agents and gateway for 0.1 s, again and again
+        if self._thresholds[0]:  # 0: the owner has switched the collector off
+            gc.set_threshold(max(NEW_OBJECTS, self._thresholds[0]), *self._thresholds[1:])
+
+    @property
+    def ranks(self) -> None:
+        """None: the trainer runs on this machine."""
+        return None
+
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """See `Serving.publish`."""
+        self.thread.call(self.engine.load(version, tensors))
+
+    def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
+        """See `Serving.probe`."""
+        return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=temperature, noise=noise))
+
+    def num_answered(self) -> int:
+        """See `Serving.num_answered`."""
+        return self.gateway.busy.num_ended
+
+    def generating_s(self) -> float:
+        """See `Serving.generating_s`."""
+        return self.gateway.busy.seconds()
+
+    def close(self) -> None:
+        """Close rollouts, gateways, engines and thread, in this order."""
+        gc.set_threshold(*self._thresholds)
+        gc.unfreeze()
+        self.runner.close()
+        self.thread.call(self.gateway.close(), timeout_s=10)
+        self._close_engine()
+        self.auxiliary.close()
+        self.thread.close()
+        self._silence.close()
+
+    def _close_engine(self) -> None:
+        self.thread.call(self.engine.close(), timeout_s=30)

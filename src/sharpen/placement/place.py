@@ -1,0 +1,59 @@
+"""The interfaces through which the coordinator uses a run's parts, in this process or in actors of Ray.
+
+In: nothing. Out: `Place` and `Serving`; `start` makes the objects that satisfy them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from sharpen.agent.rollout.in_process import Opener
+from sharpen.agent.rollout.runner import RolloutRunner
+from sharpen.contracts import Engine
+from sharpen.placement.auxiliary.models import AuxiliaryMeters
+from sharpen.types import Experience, IntArray, Mode
+
+if TYPE_CHECKING:
+    import torch
+
+    from sharpen.placement.ranks.group import StartRanks
+
+
+class Place(Protocol):
+    """Where a run's parts live. `ranks` starts the ranks of the trainer there (None: the trainer runs on this machine);
+    `line` describes the place to the user."""
+
+    @property
+    def ranks(self) -> StartRanks | None: ...
+    @property
+    def line(self) -> str: ...
+    def close(self) -> None: ...
+
+
+class Serving(Place, Protocol):
+    """The engines of the trained model and of the auxiliary models. `runner` runs rollouts, `modes` maps each mode to
+    the opener of a rollout's models, `folder` holds the trained model's files."""
+
+    folder: Path
+    runner: RolloutRunner
+    modes: Mapping[Mode, Opener]
+
+    @property
+    def auxiliary(self) -> AuxiliaryMeters: ...
+    @property
+    def engine(self) -> Engine: ...
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load new weights into the engines and wait until they serve them. Auxiliary models keep their weights."""
+
+    def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
+        """Start sampling probes with the served weights; see `execution.probe`."""
+
+    def num_answered(self) -> int:
+        """Return how many calls of the trained model have ended so far, as far as this process knows."""
+
+    def generating_s(self) -> float:
+        """Return the seconds so far in which the engine had a request. Of several engines the busiest counts, in each
+        span between two calls."""

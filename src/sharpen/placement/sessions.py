@@ -1,0 +1,56 @@
+"""The user's functions and the models of a rollout: the policy, at a gateway or an endpoint, and auxiliary models.
+
+In: a job, a gateway. Out: `UserFunctions`, and for each mode a function that opens `RolloutModels`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sharpen.agent.agentscope.model import present
+from sharpen.agent.rollout.attempt import UserFunctions
+from sharpen.agent.rollout.in_process import OpenModels
+from sharpen.agent.rollout.models import Access, RolloutModels
+from sharpen.config.run import RunConfig
+from sharpen.gateway.gateway import Gateway
+from sharpen.learning.recipe import Job, Recipe
+from sharpen.placement.auxiliary.models import AuxiliaryModels
+from sharpen.types import Mode, Sampling
+
+
+def user_functions(job: Job[Recipe]) -> UserFunctions:
+    """Return the workflow and the judge, checked. Raises `ConfigError` for a wrong signature."""
+    return UserFunctions(
+        job.agent,
+        job.judge,
+        job.config.workflow_args,
+        own_arguments=own_arguments(job.config),
+        needs_reward=job.recipe.needs_reward,
+        model_exceptions=job.config.rollout.model_exceptions,
+    )
+
+
+def own_arguments(config: RunConfig) -> dict[str, Mapping[str, Any]]:
+    """The `workflow_args` of the evaluation sets that have their own, by the set's name."""
+    return {name: own.workflow_args for name, own in config.evaluation.own.items() if own.workflow_args is not None}
+
+
+def openers(config: RunConfig, gateway: Gateway, auxiliary: AuxiliaryModels) -> Mapping[Mode, OpenModels]:
+    """Return the function that opens a rollout's models, for each mode. Both modes record the calls."""
+    greedy = Sampling(temperature=0.0, max_tokens=config.model.max_tokens)
+    return {
+        "greedy": opener(functools.partial(gateway.open, sampling=greedy), auxiliary),
+        "sampled": opener(gateway.open, auxiliary),
+    }
+
+
+def opener(open_policy: Callable[[str, int], Access], auxiliary: AuxiliaryModels) -> OpenModels:
+    """Return a function that opens a rollout's models: the policy, by the `open` of a gateway or an endpoint, and the
+    auxiliary models. User code that uses AgentScope receives AgentScope's objects."""
+
+    def open_models(rollout_id: str, noise_seed: int) -> RolloutModels:
+        return RolloutModels(open_policy(rollout_id, noise_seed), auxiliary.open(rollout_id, noise_seed), present)
+
+    return open_models

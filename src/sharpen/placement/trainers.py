@@ -1,0 +1,112 @@
+"""Makes the trainer of a run, in the coordinator's process or in several processes that train together.
+
+In: a run's `Job`. Out: a trainer; or `ConfigError` before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.learning.recipe import TrainingJob
+from sharpen.placement.engine_choice import check_gpu
+from sharpen.types import Experience
+
+if TYPE_CHECKING:
+    from sharpen.learning.trainer.roles import TrainerPlan
+    from sharpen.learning.trainer.trainer import Trainer
+    from sharpen.placement.ranks.group import Calls, StartRanks, TrainerGroup
+
+
+AnyTrainer: TypeAlias = "Trainer | TrainerGroup"
+
+
+def check_trainer(config: RunConfig) -> None:
+    """Raise `ConfigError` for devices and processes that this machine cannot provide, and for settings without
+    effect."""
+    if config.uses_ray:  # checked later, against the cluster's GPUs
+        return
+    check_gpu(config.engine.device)
+    if config.trainer.has_ranks:
+        check_processes(config, num_gpus=_num_gpus())
+    elif config.trainer.offload_activations:
+        check_offload(config, num_gpus=_num_gpus(), where="here")
+
+
+def check_processes(config: RunConfig, *, num_gpus: int) -> None:
+    """Raise `ConfigError` if a machine with `num_gpus` GPUs cannot run the trainer's processes."""
+    check_offload(config, num_gpus=num_gpus, where="here")
+    if trains_on_gpus(config, num_gpus) and config.trainer.num_processes > num_gpus:
+        raise ConfigError(
+            f"trainer.num_processes is {config.trainer.num_processes}, but this machine has {num_gpus} GPU(s) and each "
+            "process needs one: set it lower, or engine.device to cpu"
+        )
+
+
+def check_offload(config: RunConfig, *, num_gpus: int, where: str) -> None:
+    """Raise `ConfigError` for `trainer.cpu_offload` and `offload_activations` if the trainer computes on the CPU, or if
+    nothing is recomputed, so that all activations would move."""
+    asked = [name for name in ("cpu_offload", "offload_activations") if getattr(config.trainer, name)]
+    if asked and not trains_on_gpus(config, num_gpus):
+        raise ConfigError(
+            f"trainer.{asked[0]} is true, but the trainer computes on the CPU (engine.device "
+            f"{config.engine.device!r}, {num_gpus} GPUs {where}): it has no effect, leave it out"
+        )
+    if config.trainer.offload_activations and not config.trainer.gradient_checkpointing:
+        raise ConfigError(
+            "trainer.offload_activations is true without trainer.gradient_checkpointing: all that every layer keeps "
+            "would travel to the CPU and back, copies of weights too; set trainer.gradient_checkpointing to true too"
+        )
+
+
+def make_trainer(
+    job: TrainingJob,
+    *,
+    total_steps: int,
+    ranks: StartRanks | None = None,
+    probe: Sequence[Experience] = (),
+) -> AnyTrainer:
+    """Load the trainer of a job. `ranks` starts its ranks elsewhere (None: on this machine); `probe` comes from
+    `execution.probe.probe_at_start`. Raises `ParityError` if the engine of the probe serves another model, `ModelError`
+    for an architecture that is not supported, `RankError` if a process does not start."""
+    from sharpen.learning.trainer.roles import TrainerPlan
+
+    config, algorithm = job.config, job.recipe.algorithm
+    plan = TrainerPlan(
+        model_path=job.folder,
+        algorithm=algorithm,
+        config=config.trainer,
+        learning_rate=config.algorithm.learning_rate,
+        planned_updates=total_steps * config.trainer.num_minibatches * config.trainer.epochs,
+        seed=config.seed,
+        teacher_path=job.teacher,
+        critic=config.critic,
+        probe=tuple(probe),
+        engine_dtype=config.engine.dtype,
+    )
+    if ranks is None and not config.trainer.has_ranks:
+        from sharpen.learning.trainer.trainer import Trainer
+
+        return Trainer.load(plan, config.engine.device)
+    from sharpen.placement.ranks.group import TrainerGroup
+
+    return TrainerGroup(_processes(config, plan) if ranks is None else ranks(plan))
+
+
+def _processes(config: RunConfig, plan: TrainerPlan) -> Calls:
+    from sharpen.placement.ranks.processes import RankProcesses
+
+    return RankProcesses(plan, config.trainer.num_processes, on_gpus=trains_on_gpus(config, _num_gpus()))
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def trains_on_gpus(config: RunConfig, num_gpus: int) -> bool:
+    """Whether the trainer computes on GPUs, if there are `num_gpus`."""
+    return config.engine.device.startswith("cuda") or (config.engine.device == "auto" and num_gpus > 0)

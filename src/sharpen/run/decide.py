@@ -1,0 +1,308 @@
+"""Makes a `Job` from a configuration and the user's functions, before anything is loaded.
+
+In: a `RunConfig`, the workflow, the judge. Out: a `Job`. Raises `ConfigError`, `DatasetError` or `ModelError`, with all
+problems at once: those of the settings (`sharpen.learning.recipe`), of the functions and of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from sharpen.agent.agentscope.model import imported_line
+from sharpen.agent.operators.pipeline import ON_ROLLOUTS, ON_TASKS, Pipeline
+from sharpen.agent.rollout.signature import judge_arguments, workflow_arguments
+from sharpen.config.cluster import ClusterConfig
+from sharpen.config.functions import import_function
+from sharpen.config.problems import Problems
+from sharpen.config.public import DatasetConfig, MonitorType, TunerModelConfig
+from sharpen.config.rows import check_path
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.learning.algorithm.supervised import learns_from_rows
+from sharpen.learning.recipe import (
+    EngineChoice,
+    Job,
+    Recipe,
+    RolloutRecipe,
+    RowRecipe,
+    TrainingJob,
+    TrainingRecipe,
+    check_settings,
+    recipe_of,
+)
+from sharpen.learning.trainer.lora_settings import check_lora
+from sharpen.learning.trainer.optimizer_settings import check_optimizer
+from sharpen.models.files import check_model_path, model_folder
+from sharpen.placement.auxiliary.settings import check_auxiliary_models, fetch_auxiliary_models
+from sharpen.placement.engine_choice import check_gpu, check_heads, check_towers, this_machine, vllm_choice
+from sharpen.placement.engine_counts import fit_engines
+from sharpen.placement.engines import check_base
+from sharpen.placement.model_formats import check_formats, formats_line
+from sharpen.placement.teacher_files import check_teacher, teacher_folder
+from sharpen.placement.trainers import check_trainer
+from sharpen.show.monitor.metrics import check_monitor
+
+Function = Callable[..., Any]
+
+
+def decide(config: RunConfig, workflow: Function | None, judge: Function | None) -> TrainingJob:
+    """Return the job of a run that trains."""
+    if learns_from_rows(config):
+        return decide_rows(config, workflow, judge)
+    return decide_rollouts(config, workflow, judge)
+
+
+def check_before(config: RunConfig, workflow: Any = None, judge: Function | None = None) -> None:
+    """Raise the problems of the settings, of functions that are there already, and of paths that do not exist, at once:
+    before torch is imported, and before anything is said of a run that will not be."""
+    problems = Problems()
+    problems.check(imported_line)
+    problems.check(_check_functions, workflow, None)
+    problems.check(_check_functions, None, judge)
+    if learns_from_rows(config):
+        problems.check(_check_evaluation_of_rows, config, workflow, judge, config.algorithm.algorithm_type)
+    _recipe(problems, config)
+    problems.check(check_auxiliary_models, config)
+    problems.check(check_model_path, config.model.model_path)
+    _check_datasets(problems, config)
+    problems.raise_found()
+
+
+def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) -> Job[RolloutRecipe]:
+    """Return the job of a run that learns from rollouts. `workflow` may be any object, and is checked."""
+    problems = Problems()
+    problems.check(imported_line)
+    serves = config.mode != "train"  # else the agent runs in the explorer's process
+    if serves:
+        problems.check(workflow_arguments, workflow)
+    if judge is not None:
+        problems.check(judge_arguments, judge)
+    notices: tuple[str, ...] = ()
+    engine = None
+    if serves:
+        config, notices, engine = _fit(problems, config)
+    recipe = _recipe(problems, config)
+    _check_machine(problems, config, serves=serves)
+    problems.check(check_base, config, engine, serves=True)
+    problems.raise_found()
+    assert isinstance(recipe, RolloutRecipe)
+    folder = _model_folders(config, serves=serves)
+    check_towers(config, engine, folder)
+    notices += (formats_line(config.model, folder),) if serves else ()
+    teacher = teacher_folder(config, recipe.algorithm)
+    if teacher is not None:
+        check_teacher(config, folder, teacher)
+    return Job(
+        recipe=recipe,
+        workflow=workflow if serves else None,
+        judge=judge,
+        folder=folder,
+        teacher=teacher,
+        engine=engine,
+        notices=notices,
+    )
+
+
+def decide_rows(config: RunConfig, workflow: Function | None, judge: Function | None) -> Job[RowRecipe]:
+    """Return the job of a run that learns from rows, in which a workflow only evaluates the agent."""
+    problems, name = Problems(), config.algorithm.algorithm_type
+    if workflow is not None and judge is None and config.judge is not None:
+        judge = problems.check(import_function, config.judge)
+    problems.check(_check_functions, workflow, judge)
+    problems.check(_check_evaluation_of_rows, config, workflow, judge, name)
+    notices: tuple[str, ...] = ()
+    engine = None
+    if workflow is not None:
+        config, notices, engine = _fit(problems, config)
+    recipe = _recipe(problems, config)
+    _check_machine(problems, config, serves=workflow is not None)
+    problems.check(check_base, config, engine, serves=workflow is not None)
+    problems.raise_found()
+    assert isinstance(recipe, RowRecipe)
+    folder = _model_folders(config, serves=workflow is not None)
+    notices += (formats_line(config.model, folder),) if workflow is not None else ()
+    return Job(recipe=recipe, workflow=workflow, judge=judge, folder=folder, engine=engine, notices=notices)
+
+
+def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | None) -> Job[Recipe]:
+    """Return the job of an evaluation."""
+    problems = Problems()
+    problems.check(imported_line)
+    problems.check(_check_functions, workflow, judge)
+    config, notices, engine = _fit(problems, config)
+    problems.check(check_auxiliary_models, config)
+    problems.check(check_model_path, config.model.model_path)
+    problems.check(check_formats, config.model)
+    problems.raise_found()
+    folder = _model_folders(config, serves=True)
+    notices += (formats_line(config.model, folder),)
+    recipe = Recipe(config=config)
+    return Job(recipe=recipe, workflow=workflow, judge=judge, folder=folder, engine=engine, notices=notices)
+
+
+def decide_serving(config: RunConfig) -> Job[Recipe]:
+    """Return the job of a server, which runs no functions of the user's."""
+    problems = Problems()
+    config, notices, engine = _fit(problems, config)
+    problems.check(check_model_path, config.model.model_path)
+    problems.check(check_formats, config.model)
+    problems.raise_found()
+    folder = _model_folders(config, serves=True)
+    notices += (formats_line(config.model, folder),)
+    return Job(recipe=Recipe(config=config), workflow=None, judge=None, folder=folder, engine=engine, notices=notices)
+
+
+def decide_learning_server(config: RunConfig) -> Job[RolloutRecipe]:
+    """Return the job of a server that learns from its use, with the algorithm of a trainer in another process."""
+    problems = Problems()
+    config, notices, engine = _fit(problems, config)
+    recipe = _recipe(problems, config)
+    _check_machine(problems, config, serves=True, has_tasks=False)
+    problems.check(check_base, config.model_copy(update={"mode": "train"}), engine, serves=True)
+    problems.check(_check_learns_from_use, config, recipe)
+    problems.raise_found()
+    assert isinstance(recipe, RolloutRecipe)
+    folder = _model_folders(config, serves=True)
+    check_towers(config, engine, folder)
+    notices += (formats_line(config.model, folder),)
+    return Job(recipe=recipe, workflow=None, judge=None, folder=folder, engine=engine, notices=notices)
+
+
+def _check_learns_from_use(config: RunConfig, recipe: TrainingRecipe | None) -> None:
+    name = config.algorithm.algorithm_type
+    if recipe is not None and not isinstance(recipe, RolloutRecipe):
+        raise ConfigError(f"algorithm.algorithm_type is {name!r}, which learns from rows: a server has sessions alone")
+    if recipe is not None and recipe.algorithm.needs_baseline:
+        raise ConfigError(
+            f"algorithm.algorithm_type is {name!r}, which compares with a further greedy rollout of each task: a "
+            "server cannot ask an application for one"
+        )
+    if config.uses_ray:
+        raise ConfigError("execution is ray, but a server that learns serves on this machine: leave execution out")
+
+
+def fit_to_machine(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
+    """Return the configuration with the engines that fit this machine, and notices about the changes. Unchanged on
+    Ray."""
+    return (config, ()) if config.uses_ray else fit_engines(config, this_machine())
+
+
+def check_engine(config: RunConfig) -> EngineChoice | None:
+    """Choose the engine; None on Ray. Raises `ConfigError` if the engine or Ray is not available, as far as this can be
+    checked before anything starts."""
+    if config.uses_ray and (device := config.engine.device).startswith("cuda:"):
+        raise ConfigError(f"engine.device is {device}, but Ray assigns the GPUs: set it to cuda")
+    check_place(config)
+    if config.uses_ray:
+        return None
+    check_gpu(config.engine.device)
+    return vllm_choice(config, this_machine())
+
+
+def check_place(config: RunConfig) -> None:
+    """Raise `ConfigError` for `cluster` settings without effect, or if Ray is needed and not installed."""
+    if config.uses_ray:
+        if config.rollout.isolation != "none":
+            raise ConfigError(
+                "rollout.isolation is process, but on Ray workflows run in workers, which are processes already: "
+                "remove the setting (cluster.rollouts_per_worker: 1 gives each attempt a worker of its own)"
+            )
+        from sharpen.placement.cluster.connect import check_ray
+
+        check_ray()
+        if config.gateway.port:
+            raise ConfigError(
+                f"gateway.port is {config.gateway.port}, but on Ray each rollout worker has a server of its own: "
+                "remove the setting"
+            )
+    elif config.cluster != ClusterConfig():
+        raise ConfigError("the settings of cluster have no effect with execution: local: set it to ray, or remove them")
+
+
+def _fit(problems: Problems, config: RunConfig) -> tuple[RunConfig, tuple[str, ...], EngineChoice | None]:
+    """Return the configuration fitted to this machine, notices about the changes, and the engine."""
+    config, notices = fit_to_machine(config)
+    return config, notices, problems.check(check_engine, config)
+
+
+def _recipe(problems: Problems, config: RunConfig) -> TrainingRecipe | None:
+    recipe: TrainingRecipe | None = problems.check(recipe_of, config)
+    if recipe is not None:
+        problems.check(check_settings, recipe)
+    return recipe
+
+
+def check_arguments(problems: Problems, arguments: Mapping[str, Any], workflow: Any, judge: Function | None) -> None:
+    """Check the arguments of `tune()` one by one, for when they give no valid configuration. `workflow` may also be a
+    class or a name, which are not checked here."""
+    if workflow is not None and not isinstance(workflow, type | str):
+        problems.check(workflow_arguments, workflow)
+    if judge is not None:
+        problems.check(judge_arguments, judge)
+    if arguments["monitor_type"] in get_args(MonitorType):
+        problems.check(check_monitor, arguments["monitor_type"])
+    models = [arguments["model"], *(arguments["auxiliary_models"] or {}).values()]
+    for model in models:
+        if isinstance(model, TunerModelConfig) and getattr(model, "base_url", None) is None:
+            problems.check(check_model_path, model.model_path)
+    for dataset in (arguments["train_dataset"], arguments["eval_dataset"]):
+        if isinstance(dataset, DatasetConfig):
+            problems.check(check_path, dataset)
+
+
+def _check_functions(workflow: Function | None, judge: Function | None) -> None:
+    if workflow is not None:
+        workflow_arguments(workflow)
+    if judge is not None:
+        judge_arguments(judge)
+
+
+def _check_evaluation_of_rows(
+    config: RunConfig, workflow: Function | None, judge: Function | None, algorithm: str
+) -> None:
+    """Raise `ConfigError` if a run that learns from rows has only some of what evaluating an agent needs."""
+    if workflow is None and judge is not None:
+        raise ConfigError(
+            "the judge scores the response of a workflow, but there is no workflow: give both, or neither"
+        )
+    if workflow is not None and config.eval_dataset is None:
+        raise ConfigError(
+            f"with {algorithm!r} the workflow only evaluates the agent, on the tasks of eval_dataset: give that too, "
+            "or leave the workflow out"
+        )
+    if workflow is None and config.evaluation.further:
+        raise ConfigError("evaluation.further needs a workflow: without one only rows of a single dataset are held out")
+
+
+def _model_folders(config: RunConfig, *, serves: bool) -> Path:
+    """Return the model's folder, after downloading the files of all models. Raises `ModelError`."""
+    fetch_auxiliary_models(config)
+    folder = model_folder(config.model.model_path)
+    if serves:
+        check_heads(config.model, folder)
+    return folder
+
+
+def _check_machine(problems: Problems, config: RunConfig, *, serves: bool, has_tasks: bool = True) -> None:
+    """Check what else the run needs on this machine, as far as possible without the network."""
+    problems.check(check_place, config)
+    problems.check(check_auxiliary_models, config)
+    problems.check(check_monitor, config.monitor_type, config.monitor_rollouts)
+    problems.check(Pipeline.of, config.sampling.task_operators, ON_TASKS)
+    problems.check(Pipeline.of, config.sampling.operators, ON_ROLLOUTS)
+    problems.check(check_lora, config.trainer)
+    problems.check(check_optimizer, config.trainer)
+    problems.check(check_trainer, config)
+    problems.check(check_model_path, config.model.model_path)
+    problems.check(check_formats, config.model)
+    if has_tasks:
+        _check_datasets(problems, config)
+
+
+def _check_datasets(problems: Problems, config: RunConfig) -> None:
+    datasets = (config.train_dataset, config.eval_dataset, *config.evaluation.further.values())
+    for dataset in datasets if config.mode != "train" else ():  # the tasks are the explorer's
+        if dataset is not None:
+            problems.check(check_path, dataset)

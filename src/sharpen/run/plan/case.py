@@ -1,0 +1,143 @@
+"""The case to plan: a run, the sizes of its models, the devices it is for, and the token counts of a step.
+
+In: a recipe, and what was measured or chosen. Out: a `Case`, with the properties that follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.learning.recipe import EngineType, RolloutRecipe, TrainingRecipe
+from sharpen.run.plan.hardware import Hardware
+from sharpen.run.plan.sizes import Sizes, read_model_config, sizes_of
+from sharpen.run.plan.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """The models of a run: the tuned one, its teacher, and the auxiliary ones that are served here. `config` is the
+    tuned model's Hugging Face configuration."""
+
+    config: Any
+    policy: Sizes
+    teacher: Sizes | None = None
+    auxiliary: Mapping[str, Sizes] = field(default_factory=dict)
+
+
+def read_models(recipe: TrainingRecipe) -> Models:
+    """Read the sizes of every model that lies on the run's devices. Raises `ModelError`, `ConfigError`."""
+    config, teacher = recipe.config, None
+    own = read_model_config(config.model.model_path)
+    if isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_teacher:
+        if config.distill.teacher_path is None:
+            raise ConfigError(f"{config.algorithm.algorithm_type!r} needs a teacher: set distill.teacher_path")
+        teacher = sizes_of(read_model_config(config.distill.teacher_path, "distill.teacher_path"))
+    auxiliary = {
+        name: sizes_of(read_model_config(model.model_path, f"auxiliary_models.{name}.model_path", "engine"))
+        for name, model in config.auxiliary_models.items()
+        if model.base_url is None
+    }
+    return Models(config=own, policy=sizes_of(own), teacher=teacher, auxiliary=auxiliary)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A run on devices of one kind. `engine` is the engine that serves the model, None if none does."""
+
+    recipe: TrainingRecipe
+    models: Models
+    hardware: Hardware
+    workload: Workload
+    engine: EngineType | None
+
+    @property
+    def config(self) -> RunConfig:
+        """All settings."""
+        return self.recipe.config
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether everything is computed on the CPU, in the machine's own memory."""
+        return self.hardware.kind == "cpu"
+
+    @property
+    def vllm(self) -> bool:
+        """Whether vLLM serves the model."""
+        return self.engine == "vllm"
+
+    @property
+    def num_trainers(self) -> int:
+        """The number of processes that train together."""
+        return self.config.trainer.num_processes
+
+    @property
+    def num_engines(self) -> int:
+        """The number of devices of all engine replicas."""
+        model = self.config.model
+        return 0 if self.engine is None else model.tensor_parallel_size * model.inference_engine_num
+
+    @property
+    def trains_in_bfloat16(self) -> bool:
+        """Whether the trainer computes in bfloat16; its weights are float32 in any case."""
+        return self._is_bfloat16(self.config.trainer.dtype)
+
+    @property
+    def serves_in_bfloat16(self) -> bool:
+        """Whether the engines hold their weights in bfloat16."""
+        return self._is_bfloat16(self.config.engine.dtype)
+
+    @property
+    def num_trained(self) -> int:
+        """The number of the policy's parameters that are trained."""
+        sizes, trainer = self.models.policy, self.config.trainer
+        if trainer.lora is not None:
+            return sizes.lora_parameters(trainer.lora)
+        return sizes.parameters + (sizes.towers if trainer.train_towers else 0)
+
+    @property
+    def num_in_tables(self) -> int:
+        """Of these, the number of those in embeddings and the output layer."""
+        sizes = self.models.policy
+        return 0 if self.config.trainer.lora is not None else sizes.vocabulary * (1 if sizes.tied else 2)
+
+    @property
+    def num_in_base(self) -> int:
+        """The number of frozen parameters in layers with an adapter; 0 if `trainer.lora.base` is `own`."""
+        lora = self.config.trainer.lora
+        return 0 if lora is None or lora.base == "own" else self.models.policy.adapted(lora)
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether the trained state is in the host's memory instead of the device's."""
+        return self.config.trainer.cpu_offload and not self.on_cpu
+
+    @property
+    def is_colocated(self) -> bool:
+        """Whether trainer and engine share devices. They do unless Ray places them."""
+        return not self.config.uses_ray or self.config.cluster.colocate
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether trainer and engine use the same weights in memory: one process, one type, never working at the same
+        time."""
+        config = self.config
+        one_process = not config.trainer.has_ranks and self.num_engines == 1 and not self.vllm and not config.uses_ray
+        trainer = config.trainer
+        same_weights = trainer.lora is None and not trainer.train_towers and not self.serves_in_bfloat16
+        return one_process and same_weights and isinstance(self.recipe, RolloutRecipe) and not self.recipe.overlaps
+
+    def changed(self, settings: Mapping[str, Any]) -> Case:
+        """Return the case with other values for these `section.name` settings."""
+        config = self.config
+        for key, value in settings.items():
+            section, name = key.split(".")
+            updated = getattr(config, section).model_copy(update={name: value})
+            config = config.model_copy(update={section: updated})
+        return replace(self, recipe=replace(self.recipe, config=config))
+
+    def _is_bfloat16(self, dtype: str) -> bool:
+        return dtype == "bfloat16" or (dtype == "auto" and not self.on_cpu)

@@ -1,0 +1,278 @@
+"""The peak memory of each device of a run, by role.
+
+In: a `Case`. Out: a `DeviceMemory` for each kind of device: the items that it always holds, and those of the phase that
+needs most. The rules follow the code:
+
+    weights of a trained model      4 bytes a parameter (fp32), whatever it computes in; of a reference or teacher that
+                                    computes in bfloat16, 2 a parameter of its linear layers and experts
+    gradients                       4 bytes a trained parameter
+    moments of the optimizer        8 bytes a trained parameter (AdamW), a little over 2 (its 8-bit kinds), or 4 (Muon;
+                                    8 for embeddings and the output layer)
+    activations                     of the largest micro-batch: `live.pass_bytes`; with `offload_activations` without
+                                    the inputs of the layers; and the states with which sequences go on from what
+                                    they share, in recurrent layers
+    engine                          its weights in its own type, or the trainer's if both can share them; keys and
+                                    values of the slots in use, recurrent states and their snapshots, within the budget
+
+Several trainer processes share weights, gradients and moments between them (FSDP2), but not activations; with
+`cpu_offload` these are in the host's memory. An engine over several GPUs splits its weights and KV cache among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from sharpen.learning.recipe import RolloutRecipe
+from sharpen.learning.trainer.scores import MAX_LOGITS
+from sharpen.learning.trainer.step_start import SHARE
+from sharpen.run.plan.case import Case
+from sharpen.run.plan.engine import engine_need, nf4_bytes
+from sharpen.run.plan.live import Pass, pass_bytes
+from sharpen.run.plan.sizes import Sizes
+
+When = Literal["always", "loading", "training", "generating", "syncing"]
+_WHEN: tuple[When, ...] = get_args(When)
+
+PROCESS = "process and libraries"
+PROCESS_BYTES = 540 * 2**20
+"""Python with its libraries, measured on Linux. On a GPU: CUDA's context and libraries, assumed."""
+GAPS = "gaps between allocations"
+SLACK: dict[str, tuple[float, float]] = {"cpu": (0.0, 0.45), "cuda": (0.05, 0.05)}
+"""Share of memory that the allocator loses to gaps: (in long-lived memory, in temporary memory). The system's allocator
+keeps freed blocks below 32 MB, and finds others too small. Measured on a CPU, assumed on a GPU."""
+ERROR = 0.15
+"""The largest relative error of predicted memory in the runs that were measured (docs/use/plan.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """Bytes of one role, and when they are held."""
+
+    role: str
+    num_bytes: int
+    when: When = "always"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """The memory of each of `count` equal devices."""
+
+    name: str
+    count: int
+    capacity: int
+    items: tuple[Item, ...]
+
+    @property
+    def peak(self) -> int:
+        """The most bytes at once: those always held, and those of the phase that adds most."""
+        held = {when: sum(item.num_bytes for item in self.items if item.when == when) for when in _WHEN}
+        return held.pop("always") + max(held.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has room for its peak."""
+        return self.peak <= self.capacity
+
+
+def places(case: Case, *, certain: bool = False) -> tuple[DeviceMemory, ...]:
+    """Return the memory of every kind of device that the run uses. `certain` counts only what is quickly and exactly
+    known: weights, gradients and moments."""
+    process = [] if certain else [Item(role=PROCESS, num_bytes=PROCESS_BYTES)]
+    training = [] if case.is_offloaded else list(_trainer_items(case))
+    serving = list(engine_items(case, certain=certain)) if case.engine is not None else []
+    moving: list[Item] = []
+    if not certain:
+        training += [*_gathered(case), _activations(case)]
+        moving = list(_moving(case)) if serving else []
+    if case.on_cpu:  # one memory for all processes
+        trainers = [replace(item, num_bytes=case.num_trainers * item.num_bytes) for item in [*process, *training]]
+        held = [*trainers, *serving, *moving]
+        start = [] if certain else _step_start(case, held)
+        devices = [("this machine", 1, [*held, *start])]
+    elif serving and not case.is_colocated:
+        devices = [("trainer", case.num_trainers, [*process, *training, *moving])]
+        devices.append(("engine", case.num_engines, [*process, *serving]))
+    else:
+        name, count = "trainer and engine" if serving else "trainer", max(case.num_trainers, case.num_engines)
+        devices = [(name, count, [*process, *training, *serving, *moving])]
+    return tuple(
+        DeviceMemory(
+            name=name,
+            count=count,
+            capacity=case.hardware.memory_bytes,
+            items=tuple(item for item in (*items, *([] if certain else _gaps(case, items))) if item.num_bytes > 0),
+        )
+        for name, count, items in devices
+    )
+
+
+def offloaded_bytes(case: Case) -> int:
+    """Return the bytes that all processes together keep in the host's memory instead of a GPU's."""
+    return case.num_trainers * sum(item.num_bytes for item in _trainer_items(case)) if case.is_offloaded else 0
+
+
+def _gaps(case: Case, items: Sequence[Item]) -> Iterator[Item]:
+    lasting, temporary = SLACK[case.hardware.kind]
+    for when in _WHEN:
+        held = sum(item.num_bytes for item in items if item.when == when)
+        yield Item(role=GAPS, num_bytes=int((lasting if when == "always" else temporary) * held), when=when)
+
+
+def _trainer_items(case: Case) -> Iterator[Item]:
+    """Yield weights, gradients and moments of one trainer process."""
+    sizes, lora, recipe = case.models.policy, case.config.trainer.lora, case.recipe
+
+    def item(role: str, num_bytes: int, when: When = "always") -> Item:
+        return Item(role=role, num_bytes=-(-num_bytes // case.num_trainers), when=when)
+
+    frozen = sizes.held - case.num_trained if lora is None else sizes.held
+    rounded = sizes.block_linear + sizes.in_experts if lora is not None and case.trains_in_bfloat16 else 0
+    yield item("policy: weights", 4 * (case.num_trained + frozen) - 2 * rounded - _saved_by_base(case))
+    if case.num_in_base and case.on_cpu:
+        yield item("a model, read whole", 4 * sizes.held, "loading")
+    yield item("policy: moments", moment_bytes(case, case.num_trained, case.num_in_tables))
+    yield item("policy: gradients", 4 * case.num_trained, "training")
+    if recipe.algorithm.needs_reference and lora is None:
+        yield item("reference: weights", _frozen_bytes(case, sizes))
+    if isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_critic:
+        trained = sizes.parameters - (0 if sizes.tied else sizes.vocabulary)
+        yield item("critic: weights", 4 * sizes.held)
+        yield item("critic: moments", moment_bytes(case, trained, sizes.vocabulary))
+        yield item("critic: gradients", 4 * trained, "training")
+    if case.models.teacher is not None:
+        yield item("teacher: weights", _frozen_bytes(case, case.models.teacher))
+
+
+def _frozen_bytes(case: Case, sizes: Sizes) -> int:
+    """Return what a frozen model takes, whose linear layers and experts are rounded to the type that it computes
+    in."""
+    rounded = sizes.block_linear + sizes.in_experts + (0 if sizes.tied else sizes.vocabulary)
+    return 4 * sizes.held - (2 * rounded if case.trains_in_bfloat16 else 0)
+
+
+def _saved_by_base(case: Case) -> int:
+    """Return what the trainer does not hold of its frozen weights: all that the engine has for both, or without an
+    engine what 4 bits save."""
+    lora, itemsize = case.config.trainer.lora, 2 if case.trains_in_bfloat16 else 4
+    if not case.num_in_base or lora is None:
+        return 0
+    if case.engine is not None:
+        return (case.num_in_base + case.models.policy.in_experts) * itemsize
+    return case.num_in_base * itemsize - nf4_bytes(case.num_in_base) if lora.base == "nf4" else 0
+
+
+def moment_bytes(case: Case, trained: int, in_tables: int) -> int:
+    """Return what the optimizer keeps for `trained` parameters, of which `in_tables` are embeddings and output layers:
+    see `trainer.update_rules`. The few parameters of norms and biases are counted as the others."""
+    kind = case.config.trainer.optimizer
+    if kind == "muon":
+        return 4 * (trained - in_tables) + 8 * in_tables
+    return 8 * trained if kind == "adamw" else trained * 2 + trained * 8 // 256
+
+
+def _step_start(case: Case, held: Sequence[Item]) -> list[Item]:
+    """Return the copy of weights and moments that a step of several updates keeps for a rollback
+    (`trainer.step_start`), if there is room for it."""
+    if case.config.trainer.num_minibatches * case.config.trainer.epochs == 1:
+        return []
+    # the gradients are as large as the trained weights
+    num_bytes = sum(item.num_bytes for item in held if item.role.endswith((": moments", ": gradients")))
+    lasting = sum(i.num_bytes for i in held if i.when == "always" or i.role.endswith("gradients"))
+    if num_bytes > SHARE * (case.hardware.memory_bytes - lasting):
+        return []
+    return [Item(role="start of a step, to go back to", num_bytes=num_bytes, when="training")]
+
+
+def _gathered(case: Case) -> Iterator[Item]:
+    """Yield what one of several trainer processes holds in addition to its shard: while it computes, the vocabulary's
+    tables in fp32 and two layers in their compute type; while it loads, each model whole."""
+    if case.num_trainers == 1 and not case.is_offloaded:
+        return
+    sizes = case.models.policy
+    tables = sizes.vocabulary * (1 if sizes.tied else 2)
+    layer = (sizes.parameters - tables) // sizes.num_layers
+    two_layers = 2 * layer * (2 if case.trains_in_bfloat16 else 4)
+    yield Item(role="gathered weights", num_bytes=4 * tables + two_layers, when="training")
+    if not case.on_cpu and not case.is_offloaded:
+        yield Item(role="a model, read whole", num_bytes=4 * sizes.held, when="loading")
+
+
+def _moving(case: Case) -> Iterator[Item]:
+    """Yield copies of weights on their way to the engine: adapters are sent as merged layers; vLLM gets a file in the
+    machine's memory."""
+    sizes = case.models.policy
+    if case.config.trainer.lora is not None and not case.num_in_base:
+        itemsize = 2 if case.trains_in_bfloat16 else 4
+        merged = sizes.block_linear + (sizes.in_experts if case.config.trainer.lora.experts else 0)
+        yield Item(role="merged weights", num_bytes=itemsize * merged, when="syncing")
+    if case.vllm and case.on_cpu:
+        itemsize = 2 if case.serves_in_bfloat16 else 4
+        yield Item(role="file of weights for vLLM", num_bytes=itemsize * sizes.parameters)
+
+
+def _activations(case: Case) -> Item:
+    """Return the activations of the largest micro-batch, without the gradients that are counted as an item of their
+    own."""
+    config, work, recipe = case.config, case.workload, case.recipe
+    update_tokens = work.computed_tokens / config.trainer.num_minibatches / case.num_trainers
+    limit = config.trainer.max_tokens_per_micro_batch
+    pair_tokens = work.answer_tokens if config.algorithm.algorithm_type == "dpo" else 0  # a pair is never split
+    most = limit if work.longest <= limit else work.longest * 1.25  # as `trainer.packing.pack` has it
+    num_tokens = max(2, round(max(min(update_tokens, most), work.longest + pair_tokens)))
+    accumulates = update_tokens >= 2 * limit
+    traced = Pass(
+        num_tokens=num_tokens,
+        num_loss_tokens=max(1, round(num_tokens * work.loss_tokens / work.computed_tokens)),
+        bfloat16=case.trains_in_bfloat16,
+        checkpointing=config.trainer.gradient_checkpointing,
+        entropy_gradient=isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_entropy,
+        lora=config.trainer.lora,
+        accumulates=accumulates,
+        flash=not case.on_cpu and case.trains_in_bfloat16,
+        max_logits=MAX_LOGITS if case.on_cpu else max(MAX_LOGITS, case.hardware.memory_bytes // 256),
+    )
+    num_bytes = pass_bytes(case.models.config, traced)
+    if config.trainer.offload_activations:  # one layer's input comes back at a time
+        sizes = case.models.policy
+        num_bytes = max(0, num_bytes - 4 * (sizes.num_layers - 1) * num_tokens * sizes.hidden_size)
+    num_bytes += tree_states(case, num_tokens)
+    if not accumulates:  # the pass then includes the gradients, which it creates
+        num_bytes = max(0, num_bytes - 4 * case.num_trained // case.num_trainers)
+    return Item(role=f"activations of {num_tokens:,} tokens", num_bytes=num_bytes, when="training")
+
+
+def tree_states(case: Case, num_tokens: int) -> int:
+    """Return the states with which the sequences of a micro-batch go on from what they share, in fp32, each with its
+    gradient: of all recurrent layers, or of one at a time with gradient checkpointing."""
+    work, states = case.workload, [4 * (one + other) for one, other in case.models.policy.states]
+    separate = work.sequences * (work.prompt_tokens + work.answer_tokens)
+    if not states or work.computed_tokens >= separate:  # nothing is shared
+        return 0
+    at_once = max(states) if case.config.trainer.gradient_checkpointing else sum(states)
+    return int(2 * at_once * work.sequences * min(1.0, num_tokens / work.computed_tokens))
+
+
+def engine_items(case: Case, *, certain: bool = False) -> Iterator[Item]:
+    """Yield what one device of the engine, and of the auxiliary models' engines, holds. On a CPU all replicas share one
+    memory."""
+    served = {"engine": (case.config.model, case.models.policy)}
+    for name, sizes in case.models.auxiliary.items():
+        served[f"auxiliary {name}"] = (case.config.auxiliary_models[name], sizes)
+    for name, (model, sizes) in served.items():
+        copies = model.inference_engine_num if case.on_cpu else 1
+        need = engine_need(case, model, sizes, vllm=case.vllm and name == "engine", trained=name == "engine")
+        if name != "engine" or not case.shares_weights:
+            yield Item(role=f"{name}: weights", num_bytes=copies * need.weights)
+        elif sizes.towers:
+            yield Item(role=f"{name}: towers", num_bytes=4 * sizes.towers)  # the text's weights are the trainer's
+        if not certain:
+            yield Item(role=f"{name}: fused projections", num_bytes=copies * need.fused)
+            yield Item(role=f"{name}: KV cache", num_bytes=copies * need.kv_cache)
+            yield Item(role=f"{name}: recurrent states", num_bytes=copies * need.states)
+            if case.on_cpu:
+                yield Item(role=f"{name}: experts of tokens", num_bytes=copies * need.routes)
+            # on a CPU, memory freed by one thread is not reused by another: a step's memory stays with the engine
+            when: When = "always" if case.on_cpu else "generating"
+            yield Item(role=f"{name}: one step", num_bytes=copies * need.step, when=when)

@@ -1,0 +1,5 @@
+"""What people look at: the live display, metrics and monitors, `sharpen view`, reports and cards.
+
+In: metrics, and run directories, which it reads and never writes. Out: pages, tables, pictures. It must not know how
+anything that it shows was made.
+"""

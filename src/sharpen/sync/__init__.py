@@ -1,1 +1,0 @@
-"""Decides when engines load a new policy version."""

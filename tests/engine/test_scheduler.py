@@ -1,0 +1,127 @@
+"""Slots: shared tokens are computed once, memory stays within its bound, and no move mixes up anybody's KV."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_engines import make_engine, make_model, prompt_of, request, run_all, scored
+
+from sharpen.contracts import GenerateRequest, Generation
+from sharpen.engine.embedded.engine import EmbeddedEngine
+
+REFERENCE = make_model("qwen3")
+
+
+def assert_right(requests: list[GenerateRequest], generations: list[Generation]) -> None:
+    for item, generation in zip(requests, generations, strict=True):
+        expected = scored(REFERENCE, item.prompt_ids.tolist(), generation)
+        torch.testing.assert_close(torch.tensor(generation.logprobs), expected, atol=1e-4, rtol=0)
+
+
+def test_a_groups_prompt_is_computed_once() -> None:
+    engine = make_engine(make_model("qwen3"))
+    requests = [request(prompt_of(50, 0), noise=n) for n in range(8)]
+    assert_right(requests, run_all(engine, requests))
+    assert engine.stats.computed_tokens == 50
+    assert engine.stats.reused_tokens == 7 * 49
+
+
+def test_a_common_system_prompt_is_computed_once() -> None:
+    engine = make_engine(make_model("qwen3"), max_slots=64)
+    system = prompt_of(100, 0)
+    requests = [
+        request(system + prompt_of(20 + task, task + 1), noise=8 * task + n) for task in range(6) for n in range(8)
+    ]
+    assert_right(requests, run_all(engine, requests))
+    assert engine.stats.computed_tokens == 100 + sum(20 + task for task in range(6))
+
+
+def test_the_next_call_computes_only_new_tokens() -> None:
+    engine = make_engine(make_model("qwen3"))
+    first = [request(prompt_of(60, n), noise=n, max_tokens=6) for n in range(8)]
+    generations = run_all(engine, first)
+    before = engine.stats
+    second = [
+        request([*one.prompt_ids.tolist(), *g.ids.tolist(), *prompt_of(5, 50 + n)], noise=n)
+        for n, (one, g) in enumerate(zip(first, generations, strict=True))
+    ]
+    assert_right(second, run_all(engine, second))
+    # the last sampled token's KV was never computed, so it is new too
+    assert engine.stats.computed_tokens - before.computed_tokens == 8 * 6
+
+
+def test_more_requests_than_slots() -> None:
+    engine = make_engine(make_model("qwen3"), max_slots=3)
+    requests = [request(prompt_of(5 + n, n), noise=n, max_tokens=2 + n % 7) for n in range(20)]
+    assert_right(requests, run_all(engine, requests))
+
+
+def test_growth_within_a_memory_bound_suspends_the_youngest() -> None:
+    """2 layers x 2 x 2 heads x 16 x 4 bytes = 512 bytes a position: 1 MB is 8 slots of 256, or 4 of 512."""
+    model = make_model("qwen3")
+    model.generation_config.eos_token_id = None
+    model.config.eos_token_id = None
+    engine = make_engine(model, max_slots=32, max_model_len=512, kv_cache_mb=1)
+    requests = [request(prompt_of(200, n), noise=n, max_tokens=80 if n % 2 else 20) for n in range(8)]
+    generations = run_all(engine, requests)
+    assert_right(requests, generations)
+    assert [len(g.ids) for g in generations] == [20, 80] * 4
+    assert engine.stats.kv_cache_mb <= 1.3  # one scratch slot more than the bound
+
+
+def test_sparse_slots_are_compacted() -> None:
+    model = make_model("qwen3")
+    model.generation_config.eos_token_id = None
+    model.config.eos_token_id = None
+    engine = make_engine(model, max_slots=64)
+    requests = [request(prompt_of(10 + n, n), noise=n, max_tokens=60 if n % 8 == 7 else 3) for n in range(64)]
+
+    async def scenario() -> list[Generation]:
+        tasks = [asyncio.create_task(engine.generate(item)) for item in requests]
+        while engine.stats.steps < 20:
+            await asyncio.sleep(0)
+        assert np.flatnonzero(engine._scheduler.table.active_S).max() < 16
+        return list(await asyncio.gather(*tasks))
+
+    assert_right(requests, asyncio.run(scenario()))
+
+
+def drive(engine: EmbeddedEngine, plan: list[tuple[int, int, int, int]]) -> None:
+    """Requests that share stems of few prompts, arriving at odd moments; some are cancelled."""
+
+    async def scenario() -> None:
+        pairs = []
+        for index, (stem, length, new, wait) in enumerate(plan):
+            item = request(prompt_of(80, stem)[:length], noise=index, max_tokens=new)
+            task = asyncio.create_task(engine.generate(item))
+            for _ in range(wait):
+                await asyncio.sleep(0)
+            if wait == 13:
+                task.cancel()
+                await asyncio.wait([task])
+            else:
+                pairs.append((item, task))
+        assert_right([item for item, _ in pairs], [await task for _, task in pairs])
+
+    asyncio.run(scenario())
+    assert not engine._scheduler.busy
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 80), st.integers(1, 40), st.integers(0, 30)),
+        min_size=1,
+        max_size=14,
+    ),
+    st.integers(1, 12),
+    st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_arrival_order_gives_right_logprobs(
+    plan: list[tuple[int, int, int, int]], max_slots: int, deterministic: bool
+) -> None:
+    drive(make_engine(make_model("qwen3"), max_slots=max_slots, deterministic=deterministic), plan)

@@ -1,0 +1,143 @@
+"""Attention of prompts and rows in blocks equals attention over everything at once, for every rule, and never holds as
+much."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sharpen.engine.embedded.attention import FixedShapeAttention, SlotAttention, SlotSegment
+from sharpen.engine.embedded.kv import KVLayout, KVPool
+from sharpen.engine.embedded.products import AttentionRule
+from sharpen.engine.embedded.prompts import PromptAttention, SlotKeys, _blocks
+
+SINKS_H = torch.tensor([0.5, -1.0, 2.0, 0.0])
+
+
+def at_once(q_NHD: torch.Tensor, kv: SlotKeys, rule: AttentionRule) -> torch.Tensor:
+    """The definition: all scores, their softmax with the sink, the sum of the values."""
+    num_rows, heads, _ = q_NHD.shape
+    group = heads // len(kv.keys_KDT)
+    keys, values = kv.keys_KDT.repeat_interleave(group, 0), kv.values_KTE.repeat_interleave(group, 0)
+    scores = torch.bmm(q_NHD.transpose(0, 1), keys) * rule.scale
+    if rule.softcap is not None:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    distance = torch.arange(kv.end - num_rows, kv.end)[:, None] - torch.arange(kv.end)
+    seen = (distance >= 0) & (distance < (rule.window or kv.end))
+    if rule.window and rule.chunks:
+        seen &= torch.arange(kv.end - num_rows, kv.end)[:, None] // rule.window == torch.arange(kv.end) // rule.window
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if rule.sinks_H is not None:
+        scores = torch.cat([scores, rule.sinks_H[:, None, None].expand(-1, num_rows, 1)], dim=-1)
+    probabilities = scores.softmax(-1)[:, :, : kv.end]
+    return torch.bmm(probabilities, values).transpose(0, 1).reshape(num_rows, -1)
+
+
+def random_inputs(num_rows: int, end: int, value_size: int = 8) -> tuple[torch.Tensor, SlotKeys]:
+    torch.manual_seed(0)
+    kv = SlotKeys(keys_KDT=torch.randn(2, 8, end), values_KTE=torch.randn(2, end, value_size))
+    return torch.randn(num_rows, 4, 8), kv
+
+
+@pytest.mark.parametrize(("num_rows", "end"), [(300, 300), (300, 1000), (5, 1000), (40, 100)])
+@pytest.mark.parametrize("window", [None, 70, 150, 2000])
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"softcap": 2.0}, {"sinks_H": SINKS_H}, {"softcap": 2.0, "sinks_H": SINKS_H}, {"chunks": True}],
+)
+def test_a_segment_in_blocks_equals_all_scores_at_once(num_rows: int, end: int, window: int | None, extra) -> None:
+    """Break: leave out `merge`, `merge_sinks`, the +1 of a block's first key, or the window from its mask."""
+    q_NHD, kv = random_inputs(num_rows, end)
+    rule = AttentionRule(scale=0.3, window=window, **extra)
+    torch.testing.assert_close(PromptAttention().attend(q_NHD, kv, rule), at_once(q_NHD, kv, rule))
+
+
+@pytest.mark.parametrize("value_size", [4, 12])
+@pytest.mark.parametrize("num_rows", [3, 300])
+def test_values_may_be_narrower_or_wider_than_keys(value_size: int, num_rows: int) -> None:
+    """Break: leave out `_widened`."""
+    q_NHD, kv = random_inputs(num_rows, 400, value_size)
+    rule = AttentionRule(scale=0.3)
+    torch.testing.assert_close(PromptAttention().attend(q_NHD, kv, rule), at_once(q_NHD, kv, rule))
+
+
+@pytest.mark.parametrize("start", [0, 30])
+@pytest.mark.parametrize("window", [None, 25, 200])
+def test_prompts_on_a_gpu_are_computed_as_on_a_cpu(start: int, window: int | None) -> None:
+    """A prompt from its start and one behind a cached prefix, by the calls that are made on a GPU. Break: align the
+    causal mask at the upper left."""
+    q_NHD, kv = random_inputs(60, start + 60)
+    rule = AttentionRule(scale=0.3, window=window)
+    out_HNE = PromptAttention()._on_gpu(q_NHD, kv, rule, window)
+    torch.testing.assert_close(out_HNE.transpose(0, 1).flatten(1), at_once(q_NHD, kv, rule))
+
+
+def test_a_window_reads_no_more_keys_than_it_needs_however_long_the_prompt_is() -> None:
+    """Break: let `first` be 0 in `_blocks`."""
+    q_NHD, rule = torch.empty(2048, 4, 8), AttentionRule(scale=1.0, window=512)
+    for start in (0, 14_000, 1_000_000):
+        blocks = list(_blocks(q_NHD, start, rule))
+        assert sum(rows.stop - rows.start for rows, _ in blocks) == 2048
+        assert max(start + rows.stop - first for rows, first in blocks) <= 2 * 512
+    capped = _blocks(q_NHD, 14_000, AttentionRule(scale=1.0, softcap=30.0))
+    assert max((rows.stop - rows.start) * (14_000 + rows.stop) * 4 for rows, _ in capped) < 1 << 21
+
+
+def filled_pool(length: int) -> KVPool:
+    pool = KVPool(
+        layout=KVLayout.uniform(1, 2, 8),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_slots=4,
+        max_length=length,
+        budget_bytes=1 << 22,
+    )
+    pool.resize(4, length)
+    torch.manual_seed(0)
+    pool.layers[0].keys_SKDT.normal_()
+    pool.layers[0].values_SKTE.normal_()
+    return pool
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        AttentionRule(scale=0.3, window=50, sinks_H=SINKS_H),
+        AttentionRule(scale=0.3, window=50, chunks=True),
+        AttentionRule(scale=0.3, window=200, chunks=True),
+        AttentionRule(scale=0.3),
+    ],
+)
+def test_decoding_rows_see_the_last_keys_of_their_own_slots(deterministic: bool, rule: AttentionRule) -> None:
+    """Rows of several lengths, shorter than the window too. Break: gather from one position later, or from another than
+    a chunk's first."""
+    pool = filled_pool(320)
+    position_N, slot_N = torch.tensor([300, 10, 49, 50]), torch.arange(4)
+    if deterministic:  # one chunk has positions of one bucket
+        position_N = torch.tensor([300, 256, 319, 290])
+        attention = FixedShapeAttention(pool, slot_M=slot_N, position_M=position_N, kv_length=320)
+    else:
+        attention = SlotAttention(pool, slot_N=slot_N, position_N=position_N, num_decode=4, kv_length=320, segments=[])
+    q, k, v = torch.randn(4, 4, 8), torch.randn(4, 2, 8), torch.randn(4, 2, 8)
+    out = attention.attend(0, q, k, v, rule)
+    kv = pool.layers[0]
+    for row, position in enumerate(position_N.tolist()):
+        seen = SlotKeys(
+            keys_KDT=kv.keys_SKDT[row, :, :, : position + 1], values_KTE=kv.values_SKTE[row, :, : position + 1]
+        )
+        torch.testing.assert_close(out[row : row + 1], at_once(q[row : row + 1], seen, rule))
+
+
+def test_a_segment_follows_the_decoding_rows() -> None:
+    """Break: give a segment the wrong rows of the step."""
+    pool = filled_pool(128)
+    position_N, slot_N = torch.tensor([7, *range(20, 60)]), torch.tensor([0, *[2] * 40])
+    segment = SlotSegment(slot=2, first_row=1, start=20, end=60)
+    attention = SlotAttention(
+        pool, slot_N=slot_N, position_N=position_N, num_decode=1, kv_length=64, segments=[segment]
+    )
+    q, k, v = torch.randn(41, 4, 8), torch.randn(41, 2, 8), torch.randn(41, 2, 8)
+    out, kv = attention.attend(0, q, k, v, AttentionRule(scale=0.3)), pool.layers[0]
+    seen = SlotKeys(keys_KDT=kv.keys_SKDT[2, :, :, :60], values_KTE=kv.values_SKTE[2, :, :60])
+    torch.testing.assert_close(out[1:], at_once(q[1:], seen, AttentionRule(scale=0.3)))

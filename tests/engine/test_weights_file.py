@@ -1,0 +1,41 @@
+"""Weights for other processes: what they read, and what is left behind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sharpen.engine.vllm.weights_file import WeightsFile
+
+READ = """
+import sys
+from safetensors import safe_open
+with safe_open(sys.argv[1], "pt") as file:
+    print({name: (str(file.get_tensor(name).dtype), file.get_tensor(name).tolist()) for name in sorted(file.keys())})
+"""
+
+
+def read(path: Path) -> object:
+    done = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return eval(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files without a name are Linux's")
+def test_another_process_reads_each_write_and_nothing_stays():
+    """Red when `write` keeps to the values of the first time (`view.copy_`), or `close` to the memory."""
+    file = WeightsFile()
+    one = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor([0.5, 2.0, -1.0], dtype=torch.float64)}
+    path = file.write(one, torch.bfloat16)
+    expected = {name: ("torch.bfloat16", tensor.tolist()) for name, tensor in one.items()}
+    assert read(path) == expected
+    two = {name: tensor.t().contiguous().t() + 1 for name, tensor in one.items()}
+    assert file.write(two, torch.bfloat16) == path
+    assert read(path) == {name: ("torch.bfloat16", tensor.tolist()) for name, tensor in two.items()}
+    with pytest.raises(ValueError, match=r"other names than at first: \['c'\]"):
+        file.write({**two, "c": one["a"]}, torch.bfloat16)
+    file.close()
+    file.close()
+    assert not path.exists()

@@ -1,0 +1,57 @@
+"""A trainer as a run's settings make it, and what a gradient probe says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sharpen.config.load import resolve
+from sharpen.config.run import RunConfig
+from sharpen.evidence.certificate.gradient_probe import GradientProbe, probe_gradients
+from sharpen.learning.recipe import recipe_of
+from sharpen.learning.trainer.roles import TrainerPlan
+from sharpen.learning.trainer.trainer import Trainer
+
+
+def make_config(folder: Path, algorithm: str = "grpo", **settings: Any) -> RunConfig:
+    """The settings of a run on the model in a folder."""
+    given = {
+        "model.model_path": str(folder),
+        "model.max_model_len": 256,
+        "train_dataset.path": "tasks.jsonl",
+        "algorithm.algorithm_type": algorithm,
+    }
+    return resolve(None, {**given, **settings}, {}).config
+
+
+def make_trainer(folder: Path, config: RunConfig) -> Trainer:
+    return Trainer.load(
+        TrainerPlan(
+            model_path=folder,
+            algorithm=recipe_of(config).algorithm,
+            config=config.trainer,
+            learning_rate=config.algorithm.learning_rate,
+            planned_updates=1,
+            critic=config.critic,
+            teacher_path=config.distill.teacher_path,
+        ),
+        "cpu",
+    )
+
+
+def probed(
+    folder: Path, algorithm: str = "grpo", fault: Callable[[Trainer], None] | None = None, **settings: Any
+) -> GradientProbe:
+    """Probe a trainer, after planting a fault in it."""
+    config = make_config(folder, algorithm, **settings)
+    trainer = make_trainer(folder, config)
+    if fault is not None:
+        fault(trainer)
+    return probe_gradients(config, folder, trainer)
+
+
+def write_model(folder: Path, model: Any) -> Path:
+    """Write a model to a folder."""
+    model.save_pretrained(folder)
+    return folder

@@ -1,0 +1,73 @@
+"""What checks shares no code with what it checks: by imports, in the source and when it runs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import sharpen
+
+ROOT = Path(sharpen.__file__).parent
+CHECKED = (
+    "sharpen.learning.experience.draw",
+    "sharpen.learning.experience.merge",
+    "sharpen.learning.experience.scores",
+    "sharpen.learning.experience.replay",
+    "sharpen.learning.algorithm.advantages",
+    "sharpen.learning.algorithm.aggregation",
+    "sharpen.learning.algorithm.gae",
+    "sharpen.learning.algorithm.presets",
+    "sharpen.learning.algorithm.resolve",
+    "sharpen.learning.algorithm.returns",
+    "sharpen.learning.algorithm.shaping",
+    "sharpen.learning.trainer.credit",
+)
+"""What makes batches, advantages and weights."""
+FILES = [path for path in (ROOT / "evidence" / "certificate").glob("*.py") if path.stem not in ("rows", "plain_rows")]
+"""`rows` and `plain_rows` make the sequences of a dataset's rows again by the code that made them: they check the
+dataset, and the run's order, losses and updates."""
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that a file names in an import, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_the_certificate_imports_nothing_of_what_it_checks() -> None:
+    """Red when `expectation` imports `token_weights`, or `certify` draws batches again."""
+    for path in FILES:
+        assert not imported(path) & set(CHECKED), path
+
+
+def test_the_plain_loop_imports_nothing_of_the_trainer() -> None:
+    """Neither losses, nor packing, nor what trains a family, nor the optimizer."""
+    for path in (ROOT / "evidence" / "certificate").glob("*.py"):
+        if path.stem.startswith("plain_") or path.stem in ("loss_rules", "likeness", "saved_state", "probe_batch"):
+            parts = (
+                "sharpen.learning.trainer",
+                "sharpen.learning.algorithm",
+                "sharpen.models",
+                "sharpen.learning.experience.draw",
+            )
+            found = [name for name in imported(path) if name.startswith(parts)]
+            assert not [name for name in found if not name.startswith("sharpen.models.files")], path  # where a folder is
+
+
+def test_the_verdict_is_computed_again_by_other_code() -> None:
+    """Red when it asks the evaluator, the verdict or its statistics."""
+    for name in ("verdict", "evaluations", "plain_intervals"):
+        parts = ("sharpen.run", "sharpen.show.monitor", "sharpen.evidence.rescore", "sharpen.agent.rollout")
+        assert not [one for one in imported(ROOT / "evidence" / "certificate" / f"{name}.py") if one.startswith(parts)], name
+
+
+def test_nor_does_what_it_imports() -> None:
+    """In a process of its own, with every file of the folder loaded."""
+    names = [f"sharpen.evidence.certificate.{path.stem}" for path in FILES if path.stem != "__init__"]
+    code = f"import sys, {', '.join(names)}\nfound = set({CHECKED!r}) & set(sys.modules)\nassert not found, found"
+    subprocess.run([sys.executable, "-c", code], check=True)
