@@ -56,14 +56,18 @@ def test_the_plain_loop_imports_nothing_of_the_trainer() -> None:
                 "sharpen.learning.experience.draw",
             )
             found = [name for name in imported(path) if name.startswith(parts)]
-            assert not [name for name in found if not name.startswith("sharpen.models.files")], path  # where a folder is
+            assert not [name for name in found if not name.startswith("sharpen.models.files")], (
+                path
+            )  # where a folder is
 
 
 def test_the_verdict_is_computed_again_by_other_code() -> None:
     """Red when it asks the evaluator, the verdict or its statistics."""
     for name in ("verdict", "evaluations", "plain_intervals"):
         parts = ("sharpen.run", "sharpen.show.monitor", "sharpen.evidence.rescore", "sharpen.agent.rollout")
-        assert not [one for one in imported(ROOT / "evidence" / "certificate" / f"{name}.py") if one.startswith(parts)], name
+        assert not [
+            one for one in imported(ROOT / "evidence" / "certificate" / f"{name}.py") if one.startswith(parts)
+        ], name
 
 
 def test_nor_does_what_it_imports() -> None:

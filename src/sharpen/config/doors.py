@@ -1,0 +1,61 @@
+"""Finds parts that others bring: by `package.module:name` in the settings, or by a name that a package announces.
+
+In: the kind of part (`algorithms`, `monitors`, ...), the name in the settings, and our own parts of the kind. Out: the
+part, or a `ConfigError` that names what there is. A package announces a part by an entry point of the group
+`sharpen.<kind>`; our own names come first, so that no package replaces one of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from sharpen.config.functions import import_function
+from sharpen.errors import ConfigError
+
+
+def find_part(kind: str, name: str, ours: Mapping[str, Any]) -> Any:
+    """Return the part `name` of a kind. A name with a colon is imported, from a module or a file.
+
+    Raises `ConfigError` for a name that nobody has (with the nearest), for one that several packages announce, and for
+    code that fails when imported.
+    """
+    if name in ours:
+        return ours[name]
+    if ":" in name:
+        return import_function(name)
+    announced = _announced(kind)
+    if name not in announced:
+        known = sorted({*ours, *announced})
+        near = get_close_matches(name, known, n=1)
+        raise ConfigError(
+            f"there is no {name!r} among {group(kind)}: there are {', '.join(known)}"
+            f"{f'; did you mean {near[0]!r}?' if near else ''} (docs/use/extending.md)"
+        )
+    (entry, *others) = announced[name]
+    if others:
+        places = ", ".join(f"{one.value} of {one.dist.name if one.dist else '?'}" for one in (entry, *others))
+        raise ConfigError(f"{group(kind)}: several packages announce {name!r} ({places}): name it by module:name")
+    try:
+        return entry.load()
+    except Exception as error:  # the package's code runs
+        raise ConfigError(f"{entry.value}, which {group(kind)} announces as {name!r}, fails: {error!r}") from error
+
+
+def names(kind: str, ours: Mapping[str, Any]) -> list[str]:
+    """Return the names of a kind of part: ours, then those that packages announce."""
+    return [*ours, *sorted(_announced(kind).keys() - ours.keys())]
+
+
+def group(kind: str) -> str:
+    """Return the group of entry points of a kind of part."""
+    return f"sharpen.{kind}"
+
+
+def _announced(kind: str) -> dict[str, list[EntryPoint]]:
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=group(kind)):
+        found.setdefault(entry.name, []).append(entry)
+    return found
