@@ -12,12 +12,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from sharpen.config.cluster import ClusterConfig
-from sharpen.config.gateway import GatewayConfig
-from sharpen.config.journal import JournalConfig
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
 from sharpen.config.secrets import hide_in_value
-from sharpen.config.sync import SyncConfig
+from sharpen.config.sections import ClusterConfig, GatewayConfig, JournalConfig, SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
 
 DEFAULT_PROJECT = "Sharpen"

@@ -18,8 +18,7 @@ from typing import Any
 from sharpen.agent.rollout.refill import StepRollouts, num_sampled_tokens
 from sharpen.agent.rollout.statistics import summarize
 from sharpen.agent.rollout.user_loop import owner
-from sharpen.agent.tasks.order import Order
-from sharpen.agent.tasks.selection import make_order
+from sharpen.agent.tasks.order import Order, make_order
 from sharpen.config.load import ResolvedConfig, write_config, write_resolved
 from sharpen.config.run import RunConfig
 from sharpen.interrupts import stop_signals

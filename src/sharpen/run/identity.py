@@ -80,7 +80,7 @@ def _has_images(row: Mapping[str, Any]) -> bool:
 
 
 def _changed(used: Mapping[str, str | bytes], rows: Sequence[Task]) -> list[str]:
-    from sharpen.learning.supervised.taught import row_digest  # supervised runs are opened through here
+    from sharpen.learning.supervised.batches import row_digest  # supervised runs are opened through here
 
     now = _rows_of(rows, used)
     return [

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sharpen.compat.trinity.yaml import expert, replay
+from sharpen.compat.trinity.yaml import expert, synchronizer
 from sharpen.compat.trinity.yaml.correction import rollout_correction
 from sharpen.compat.trinity.yaml.draft import Draft
 from sharpen.compat.trinity.yaml.functions import SUPERVISED
@@ -117,7 +117,7 @@ def sizes(draft: Draft) -> None:
         train -= rows
     elif rollouts and rows:
         draft.say(f"a step trains on all {rollouts} rollouts and {rows} of the expert's rows", "buffer.batch_size")
-    replay.replay(draft, rollouts, train)
+    synchronizer.replay(draft, rollouts, train)
     updates = 1
     if train in (None, 0, rollouts) or "replay_share" in draft.tree.get("sampling", {}):
         pass  # one update of everything
