@@ -47,7 +47,7 @@ def _seed(text: str) -> int:
 def run_sweep(arguments: argparse.Namespace, train: Train | None = None) -> int:
     """Run the trials. Raises `ConfigError` for a file, a range or an installation that cannot be used."""
     from sharpen.beyond.several import base_name, trainer
-    from sharpen.beyond.several.sweep import parse_range, sweep
+    from sharpen.beyond.sweep import parse_range, sweep
 
     ranges = [parse_range(text) for text in arguments.vary]
     names = [one.setting for one in ranges]

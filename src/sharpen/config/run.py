@@ -12,12 +12,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from sharpen.config.former import DEFAULT_PROJECT
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
 from sharpen.config.secrets import hide_in_value
 from sharpen.config.sections import ClusterConfig, GatewayConfig, JournalConfig, SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
 
+DEFAULT_PROJECT = "Sharpen"
+"""The project of runs that name none."""
 HELD_OUT = "held-out"
 """The name of the evaluation set that decides whether the run made the model better."""
 KLEstimator = Literal["none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"]

@@ -34,7 +34,6 @@ from sharpen.run.decide import decide
 from sharpen.run.evaluation import Transcripts
 from sharpen.run.expert import ExpertRows, make_expert_rows
 from sharpen.run.forecast import before_run
-from sharpen.run.former_formats import with_former_formats
 from sharpen.run.identity import Identity, model_identity, rows_identity
 from sharpen.run.progress import Progress
 from sharpen.run.receiver import Inbox, open_inbox
@@ -106,7 +105,6 @@ def open_loop(
             f"{config_path}: mode is 'bench', which evaluates and does not train: use `sharpen eval --config "
             f"{config_path}`, or mode both"
         )
-    resolved = with_former_formats(resolved)
     job = decide(resolved.config, workflow, judge)
     data = _read_data(job)
     with contextlib.ExitStack() as stack:

@@ -34,7 +34,6 @@ from sharpen.placement.start import start_serving
 from sharpen.run.data import read_tasks
 from sharpen.run.decide import decide_rollouts
 from sharpen.run.explorer import Explorer
-from sharpen.run.former_formats import with_former_formats
 from sharpen.run.identity import Identity, model_identity, rows_identity
 from sharpen.run.lock import locked
 from sharpen.run.receiver import wait_for
@@ -60,7 +59,6 @@ def explore(
     config_path: Path | None = None,
 ) -> Exploration:
     """Roll out all batches of the run that are not in its exchange yet. Raises what `tune()` raises."""
-    resolved = with_former_formats(resolved, EXPLORER)
     config = resolved.config
     job = decide_rollouts(config, workflow, judge)
     data = read_tasks(job.recipe)

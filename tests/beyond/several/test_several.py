@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from sharpen.beyond.several import Trained, spread, trainer
-from sharpen.beyond.several.sweep import Range, parse_range, sweep
+from sharpen.beyond.sweep import Range, parse_range, sweep
 from sharpen.cli.main import build_parser, main
 from sharpen.cli.seeds import run_seeds
 from sharpen.cli.sweep import run_sweep

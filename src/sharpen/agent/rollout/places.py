@@ -16,7 +16,6 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from sharpen.config.former import current
 from sharpen.config.functions import FILE_MODULE
 from sharpen.config.secrets import hide
 from sharpen.errors import UnusableAnswerError
@@ -65,7 +64,7 @@ def named_outcome(error: BaseException, names: Sequence[str]) -> Outcome | None:
     `names`; None if there is none."""
     for cause in causes(error, implicit=True):
         for kind in type(cause).__mro__:
-            if any(_is_named(kind, current(name)) for name in names):
+            if any(_is_named(kind, name) for name in names):
                 return Outcome.UNUSABLE_ANSWER
             if (outcome := KNOWN.get(_top_name(kind))) is not None:
                 return outcome

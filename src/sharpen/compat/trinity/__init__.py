@@ -40,7 +40,7 @@ _HOMES = {
     "AccuracyReward": "rewards",
     "FormatReward": "rewards",
     "CountDownRewardFn": "rewards",
-    "MathDAPORewardFn": "dapo",
+    "MathDAPORewardFn": "rewards",
     "stand_in": "imports.stand_in",
     "load_plugins": "imports.stand_in",
     "workflow_function": "adapter",
