@@ -7,12 +7,16 @@ part, or a `ConfigError` that names what there is. A package announces a part by
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
+from hashlib import blake2b
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
-from sharpen.config.functions import import_function
+from sharpen.config.functions import import_object
 from sharpen.errors import ConfigError
 
 
@@ -25,7 +29,7 @@ def find_part(kind: str, name: str, ours: Mapping[str, Any]) -> Any:
     if name in ours:
         return ours[name]
     if ":" in name:
-        return import_function(name)
+        return import_object(name)
     announced = _announced(kind)
     if name not in announced:
         known = sorted({*ours, *announced})
@@ -44,9 +48,47 @@ def find_part(kind: str, name: str, ours: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{entry.value}, which {group(kind)} announces as {name!r}, fails: {error!r}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class PartName:
+    """Validates a setting that names a part, by pydantic and without importing anything: one of `ours`, a name that a
+    package announces, or `module:name`."""
+
+    kind: str
+    ours: tuple[str, ...]
+
+    def __call__(self, name: str) -> str:
+        """Return the name. Raises `ValueError` for one that nobody has, with the nearest."""
+        if name in self.ours or ":" in name or name in (announced := _announced(self.kind)):
+            return name
+        *most, last = [repr(known) for known in (*self.ours, *sorted(announced))]
+        near = get_close_matches(name, (*self.ours, *announced), n=1)
+        raise ValueError(
+            f"must be {', '.join(most)} or {last} (or a part of your own: docs/use/extending.md), got {name!r}"
+            f"{f'; did you mean {near[0]!r}?' if near else ''}"
+        )
+
+
 def names(kind: str, ours: Mapping[str, Any]) -> list[str]:
     """Return the names of a kind of part: ours, then those that packages announce."""
     return [*ours, *sorted(_announced(kind).keys() - ours.keys())]
+
+
+def place_of_part(kind: str, name: str) -> str:
+    """Return where a part is that is not ours, as `module:object`. Raises `ConfigError` as `find_part` does."""
+    if ":" not in name:
+        find_part(kind, name, {})
+        return _announced(kind)[name][0].value
+    return name
+
+
+def source_identity(kind: str, name: str) -> dict[str, int | str]:
+    """Return the size and a digest of the file with the source of a part that is not ours, by which a run that goes on
+    recognizes it wherever the file is. What that file imports is not in it."""
+    place, _, attributes = place_of_part(kind, name).rpartition(":")
+    import_object(f"{place}:{attributes}")
+    path = Path(place) if place.endswith(".py") else Path(getattr(sys.modules[place], "__file__", None) or "")
+    content = path.read_bytes() if path.is_file() else b""
+    return {"bytes": len(content), "digest": blake2b(attributes.encode() + b"\0" + content, digest_size=8).hexdigest()}
 
 
 def group(kind: str) -> str:

@@ -348,6 +348,8 @@ _UniqueKeyLoader.add_implicit_resolver(
 _CODE: tuple[Place, ...] = (
     *(("workflow",), ("judge",), ("evaluation", "own", "*", "workflow")),
     *(("sampling", "operators", "*", "name"), ("sampling", "task_operators", "*", "name")),
+    *(("algorithm", "algorithm_type"), ("loss", "advantage"), ("loss", "policy_loss")),
+    *(("loss", "kl"), ("loss", "aggregation")),
 )
 """The settings that say where code is."""
 
