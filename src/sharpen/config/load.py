@@ -346,7 +346,7 @@ _UniqueKeyLoader.add_implicit_resolver(
 
 
 _CODE: tuple[Place, ...] = (
-    *(("workflow",), ("judge",), ("evaluation", "own", "*", "workflow")),
+    *(("workflow",), ("judge",), ("evaluation", "own", "*", "workflow"), ("monitor_type",)),
     *(("sampling", "operators", "*", "name"), ("sampling", "task_operators", "*", "name")),
     *(("algorithm", "algorithm_type"), ("loss", "advantage"), ("loss", "policy_loss")),
     *(("loss", "kl"), ("loss", "aggregation")),

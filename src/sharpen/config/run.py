@@ -437,8 +437,8 @@ class RunConfig(Strict):
     monitor_type: MonitorType = "tensorboard"
     """Where metrics go, besides `metrics.jsonl`."""
     monitor_rollouts: int = Field(default=0, ge=0)
-    """How many rollouts of each step go there as a table, with prompts and answers (`wandb`, `mlflow`, `swanlab`,
-    `trackio`)."""
+    """How many rollouts of each step go there as a table, with prompts and answers, for monitors with tables (not
+    `tensorboard`)."""
     time_limit_s: float | None = Field(default=None, gt=0.0)
     """Training stops after the step in which this time has passed."""
     stall_report_s: float | None = Field(default=600.0, gt=0.0)

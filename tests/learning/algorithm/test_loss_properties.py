@@ -140,11 +140,11 @@ def test_every_policy_loss_follows_its_tokens_and_is_linear_in_the_size_of_the_a
 @settings(max_examples=30)
 @given(tokens=TOKENS, kl=st.sampled_from(sorted(ESTIMATORS)))
 def test_trap_19_no_loss_depends_on_the_micro_batch_split_or_on_padding(
-    name: str, tokens: list[Token], estimator: str
+    name: str, tokens: list[Token], kl: str
 ) -> None:
     """Whole calls go to one micro-batch; padding are tokens of weight 0 in a call of their own. Red when
     `policy_objective` divides by its number of tokens, or `call_log_ratio` averages over all tokens it is given."""
-    algorithm = Algorithm(name="x", policy_loss=name, kl=estimator, kl_coef=0.3, source="-")  # type: ignore[arg-type]
+    algorithm = Algorithm(name="x", policy_loss=name, kl=kl, kl_coef=0.3, source="-")
     weights = [1.0 / (place + 2) for place in range(len(tokens))]
 
     def gradient(parts: list[list[int]], padding: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sharpen.learning.algorithm import losses
-from sharpen.learning.algorithm.kl import absolute, corrected_k3, k1, k2, estimator, k1, k2, k3, low_var_kl
+from sharpen.learning.algorithm.kl import absolute, corrected_k3, estimator, k1, k2, k3, low_var_kl
 from sharpen.learning.algorithm.losses import POLICY_LOSSES, entropy, ppo_clip
 
 
