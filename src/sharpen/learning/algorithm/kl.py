@@ -85,9 +85,15 @@ ESTIMATORS: dict[str, KL] = {
 """Estimators by their names in the configuration."""
 
 
+def kl_named(name: str | KL | KLFunction) -> KL:
+    """Return the estimator of a name in the settings, with its second formula. Raises `ConfigError` for one of somebody
+    else's that is none."""
+    return named("kls", name, ESTIMATORS, KL)
+
+
 def estimator(name: str | KL | KLFunction) -> KLFunction:
-    """Return the estimator of a name in the settings. Raises `ConfigError` for one of somebody else's that is none."""
-    return named("kls", name, ESTIMATORS, KL).function
+    """Return the function of `kl_named`."""
+    return kl_named(name).function
 
 
 _MAX_ERROR = 0.2
