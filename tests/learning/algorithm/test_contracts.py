@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from sharpen.learning.algorithm.aggregation import AGGREGATIONS, TokenWeights
 from sharpen.learning.algorithm.kl import ESTIMATORS, KL
 from sharpen.learning.algorithm.losses import POLICY_LOSSES, PolicyLoss
 from sharpen.learning.algorithm.presets import PRESETS
+from sharpen.learning.algorithm.returns import Scores
 from sharpen.testing import check_advantage, check_aggregation, check_algorithm, check_kl, check_policy_loss
 
 
@@ -39,6 +42,16 @@ def test_our_aggregations(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_our_algorithms(name: str) -> None:
     check_algorithm(name)
+
+
+def test_the_advantage_on_the_page_of_extending() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "use" / "extending.md").read_text(encoding="utf-8")
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def above_median" in block]
+    found: dict[str, Any] = {"np": np}
+    exec(block, found)
+    check_advantage(found["above_median"], scale=2.0)
+    numbers = found["above_median"](Scores.of_rollouts([1.0, 2.0, 6.0, 0.0], [0, 0, 0, 1]), scale=2.0)
+    assert numbers.tolist() == [-2.0, 0.0, 8.0, 0.0]
 
 
 def changes_rewards(scores: Any) -> Any:
