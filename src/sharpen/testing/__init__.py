@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
+    "check_engine": "sharpen.testing.engines",
     "check_monitor": "sharpen.testing.monitors",
     "check_reasoning_format": "sharpen.testing.formats",
     "check_tool_format": "sharpen.testing.formats",
@@ -18,6 +19,7 @@ _HOMES = {
 __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
+    from sharpen.testing.engines import check_engine as check_engine
     from sharpen.testing.formats import check_reasoning_format as check_reasoning_format
     from sharpen.testing.formats import check_tool_format as check_tool_format
     from sharpen.testing.monitors import check_monitor as check_monitor
