@@ -26,13 +26,21 @@ ENGINES = ("auto", "embedded", "vllm")
 """Our own engines, and the choice between them."""
 HELD_OUT = "held-out"
 """The name of the evaluation set that decides whether the run made the model better."""
-KLEstimator = Literal["none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"]
+KLS = ("none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3")
+"""Our own estimators of a divergence."""
+KLEstimator = Annotated[str, AfterValidator(PartName("kls", KLS))]
 KLPlace = Literal["loss", "reward"]
 Behaviour = Literal["none", "plain", "unweighted", "truncated", "masked"]
 DistillDivergence = Literal["reverse_sampled", "forward", "reverse", "js"]
-Aggregation = Literal[
-    "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "rollout-mean", "constant-length"
-]
+AGGREGATIONS = (
+    "token-mean",
+    "sequence-mean-token-mean",
+    "sequence-mean-token-sum",
+    "rollout-mean",
+    "constant-length",
+)
+"""Our own ways to average the losses of tokens."""
+Aggregation = Annotated[str, AfterValidator(PartName("aggregations", AGGREGATIONS))]
 
 
 class LossConfig(Strict):
