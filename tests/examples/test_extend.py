@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.config.functions import import_function
-from sharpen.testing import check_monitor
+from sharpen.config.functions import import_function, import_object
+from sharpen.learning.experience.reading import read_groups
+from sharpen.testing import check_monitor, check_tool_format
 
 EXTEND = Path(__file__).parents[2] / "examples" / "extend"
 
@@ -56,7 +57,7 @@ def trained(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> Callable[
             "algorithm": AlgorithmConfig(algorithm_type="grpo", group_size=4, batch_size=2, learning_rate=1e-3),
             **options,
         }
-        result = tune(workflow_func=letters, settings=settings, **arguments)
+        result = tune(**{"workflow_func": letters, "settings": settings, **arguments})
         assert json.loads((result.run_dir / "certificate.json").read_text())["holds"]
         return result
 
@@ -92,3 +93,33 @@ def test_a_monitor(place, trained, announced, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert found == {line["step"]: line["reward/mean"] for line in lines if "reward/mean" in line}
     assert sorted(found) == [1, 2, 3]
+
+
+STOP = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+async def calls(task: Any, model: Any) -> WorkflowOutput:
+    """One answer that must be a call, in whatever format the model has."""
+    reply = await model.client.chat.completions.create(
+        model=model.name,
+        messages=[{"role": "user", "content": task["question"]}],
+        tools=[{"type": "function", "function": {"name": "stop", "parameters": STOP, "strict": True}}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+    )
+    calls = reply.choices[0].message.tool_calls or ()
+    return WorkflowOutput(reward=len(calls) + reply.usage.completion_tokens / 1000)
+
+
+def test_a_tool_format(place, trained, toy_model_dir: Path, capsys) -> None:
+    part = place("tool_format.py:PHI4_MINI")
+    written = '[{"name": "f", "arguments": {"a": "]"}}, {"name": "g", "arguments": {}}]'
+    check_tool_format(import_object(part), [f"so<|tool_call|>{written}<|/tool_call|>"])
+    model = TunerModelConfig(
+        model_path=str(toy_model_dir), max_model_len=256, max_tokens=128, tool_call_parser=part, reasoning_parser=None
+    )
+    result = trained(workflow_func=calls, model=model)
+    assert "tool calls phi4_mini (as set)" in capsys.readouterr().out
+    rewards = [rollout.reward for group in read_groups(result.run_dir / "run.db") for rollout in group.rollouts]
+    assert len(rewards) == 2 * 2 * 4
+    assert min(rewards) > 1.0, "each answer was read as a call"

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "check_monitor": "sharpen.testing.monitors",
+    "check_reasoning_format": "sharpen.testing.formats",
+    "check_tool_format": "sharpen.testing.formats",
 }
 
 __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
+    from sharpen.testing.formats import check_reasoning_format as check_reasoning_format
+    from sharpen.testing.formats import check_tool_format as check_tool_format
     from sharpen.testing.monitors import check_monitor as check_monitor
 
 
