@@ -299,17 +299,28 @@ def _repeats(site: Site, trainer: AnyTrainer, journal: Journal) -> Repeats | Non
 
 
 def gradients_at_the_end(site: Site, trainer: AnyTrainer) -> GradientProbe:
-    """Compare the trainer's gradients at its last weights, which are those of the latest checkpoint; adapters have the
-    model's files beside them."""
-    from sharpen.evidence.certificate.gradient_probe import GradientProbe, probe_gradients
+    """Compare the trainer's gradients at its last weights, which are those of the latest checkpoint."""
     from sharpen.learning.trainer.checkpoint import pointed
 
+    return gradients_of_checkpoint(site, trainer, pointed(site.directory.path, "latest"))
+
+
+def gradients_of_checkpoint(site: Site, trainer: AnyTrainer, checkpoint: Path | None) -> GradientProbe:
+    """Compare the trainer's gradients at its weights, which are those of a checkpoint (None: those before training);
+    adapters have the model's files beside them."""
+    from sharpen.evidence.certificate.gradient_probe import GradientProbe, probe_gradients
+
     config, before = site.job.config, site.job.folder
+    if checkpoint is None or checkpoint == before:
+        return probe_gradients(config, before, trainer)
+    at = trainer.gradients([], ())
+    if at.critic_weights:
+        return GradientProbe(not_probed="a critic that has learned is in no model's files")
     if config.trainer.lora is not None:
         return probe_gradients(config, before, trainer)
-    if trainer.gradients([], ()).rounded:
+    if at.rounded:
         return GradientProbe(not_probed="in bfloat16 the last weights are in no model's files as they are")
-    return probe_gradients(config, pointed(site.directory.path, "latest") or before, trainer, reference=before)
+    return probe_gradients(config, checkpoint, trainer, reference=before)
 
 
 def _read_data(job: TrainingJob) -> RunData:
