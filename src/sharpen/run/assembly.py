@@ -25,6 +25,8 @@ from sharpen.interrupts import stop_signals
 from sharpen.learning.recipe import RolloutRecipe, RowRecipe, TrainingJob
 from sharpen.learning.supervised.data import make_tutor, read_data
 from sharpen.machine import let_idle_workers_sleep
+from sharpen.models.files import model_folder
+from sharpen.models.identity import Identity, model_identity
 from sharpen.placement.place import Serving
 from sharpen.placement.probe import probe_at_start
 from sharpen.placement.start import start_serving, start_training
@@ -34,7 +36,7 @@ from sharpen.run.decide import decide
 from sharpen.run.expert import ExpertRows, make_expert_rows
 from sharpen.run.forecast import before_run
 from sharpen.run.former_formats import with_former_formats
-from sharpen.run.identity import Identity, model_identity, rows_identity
+from sharpen.run.identity import rows_identity
 from sharpen.run.progress import Progress
 from sharpen.run.receiver import Inbox, open_inbox
 from sharpen.run.stall import StallWatch
@@ -180,6 +182,8 @@ def open_site(
     rows = {"train_dataset": data.training, "held_out": data.held_out, "expert": data.expert}
     identities = {name: rows_identity(some) for name, some in rows.items() if some}
     identities["model"] = model_identity(job.folder)
+    if (teacher := config.distill.teacher_path) is not None:
+        identities["teacher"] = model_identity(model_folder(teacher, setting="distill.teacher_path"))
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_run_directory(resolved, config_path, identities, data.training))
         stack.enter_context(stop_signals())

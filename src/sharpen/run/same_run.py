@@ -25,7 +25,7 @@ from sharpen.config.run import RunConfig
 from sharpen.config.secrets import HIDDEN, is_same
 from sharpen.errors import ConfigError
 from sharpen.files import write_whole
-from sharpen.run.identity import Identity
+from sharpen.models.identity import Identity
 
 IDENTITY = "identity."
 """Prefix of the derived entries of `resolved.json` that hold the identities of model and datasets."""
@@ -34,6 +34,7 @@ _IDENTITY_OF = {
     "train_dataset.path": "train_dataset",
     "eval_dataset.path": "held_out",
     "expert.dataset.path": "expert",
+    "distill.teacher_path": "teacher",
 }
 """Settings that are compared by the identity of their files, where that was recorded, and not by their value."""
 _BY_LAST_NAME = ("path", "model_path", "teacher_path", "workflow", "judge")

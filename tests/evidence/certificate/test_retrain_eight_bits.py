@@ -164,18 +164,19 @@ def test_twenty_honest_steps_raise_no_alarm(kind, tmp_path, write_toy_model, toy
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_a_moment_in_8_bits_is_that_of_bitsandbytes(signed):
-    """Where two of the 256 values are nearly as near, either; and of all that is rounded to what is stored, the nearest
-    to the moment is the moment itself."""
+    """Numbers of more than a thousandth of a block's largest; below, its kernel for processors takes one of several of
+    the 256 values. And of all that is rounded to what is stored, the nearest to the moment is the moment itself."""
     torch.manual_seed(0)
     moment = torch.randn(40, 130) * 10 ** (-4 * torch.rand(40, 130))
     moment = moment if signed else moment.abs()
     codes, rounding = quantize_blockwise(moment, code=dynamic_values(signed=signed), blocksize=256)
     stored = EightBits(codes=codes, largest=rounding.absmax, signed=signed)
     assert torch.equal(stored.values(), dequantize_blockwise(codes, rounding))
-    mine = rounded_moment(moment, signed=signed, other=False)
-    other = rounded_moment(moment, signed=signed, other=True)
-    same = torch.isclose(stored.values(), mine, rtol=1e-6) | torch.isclose(stored.values(), other, rtol=1e-6)
-    assert same.float().mean().item() > 0.99
+    mine, other = (rounded_moment(moment, signed=signed, other=other) for other in (False, True))
+    large = moment.abs() > 4e-3
+    either = torch.isclose(stored.values(), mine, rtol=1e-6) | torch.isclose(stored.values(), other, rtol=1e-6)
+    assert bool(either[large].all())
+    assert torch.isclose(mine, other)[large].float().mean().item() > 0.9
     torch.testing.assert_close(stored.nearest_to(moment), moment.double(), rtol=1e-6, atol=1e-9)
     assert (stored.nearest_to(2 * moment) - 2 * moment).norm() > 0.9 * moment.norm()
 

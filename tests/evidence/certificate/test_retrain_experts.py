@@ -75,18 +75,18 @@ def not_balanced(update: FaultyUpdate) -> None:
     update.trainer._loss._balance = None
 
 
-def balanced_by_counts_of_a_layer(update: FaultyUpdate) -> None:
-    """Each layer has the shares of the first one."""
+def balanced_by_others(update: FaultyUpdate) -> None:
+    """Each expert has the share of the one before it."""
     of = update.trainer._loss._balance.of
     update.trainer._loss._balance.of = lambda parts: [
-        replace(one, shares_LE=one.shares_LE[:1].expand_as(one.shares_LE)) for one in of(parts)
+        replace(one, shares_LE=one.shares_LE.roll(1, 1)) for one in of(parts)
     ]
 
 
 BALANCES = {
     "the balance loss counts twice": twice_as_balanced,
     "no balance loss": not_balanced,
-    "layers are balanced by the choices of the first one": balanced_by_counts_of_a_layer,
+    "experts are balanced by the choices of others": balanced_by_others,
 }
 
 

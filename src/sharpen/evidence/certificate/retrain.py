@@ -8,6 +8,7 @@ not agree; and what could not be repeated, and why.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from sharpen.evidence.certificate.saved_state import (
 from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.machine import available_bytes
 from sharpen.models.files import model_folder, quiet_transformers
+from sharpen.models.identity import model_identity
 
 _BYTES = 100
 """Memory for each weight: the model twice, states before, after and made once more, and gradients."""
@@ -238,8 +240,13 @@ class _Records:
 
     @functools.cached_property
     def _taught_by(self) -> Path | None:
-        """The folder of the model that teaches, if one does. Raises `ModelError` where it is not there any more."""
-        return teacher_folder(self._config)
+        """The folder of the model that teaches, if one does. Raises `ModelError` where it is not there any more, or
+        does not hold what it held when the run started."""
+        folder, entries = teacher_folder(self._config), json.loads((self._run_dir / "resolved.json").read_text())
+        recorded = entries.get("identity.teacher", {}).get("value")
+        if folder is not None and recorded is not None and model_identity(folder) != recorded:
+            raise ModelError(f"the files in {folder} (distill.teacher_path) are no longer those of the run's teacher")
+        return folder
 
     @functools.cache  # noqa: B019 (lives as long as the call of `retrain`)
     def _teacher(self, rounded: bool, dtype: torch.dtype) -> PlainModel | None:

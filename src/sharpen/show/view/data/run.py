@@ -361,8 +361,9 @@ def updates_sentence(found: Mapping[str, Any]) -> str:
 def gradients_sentence(found: Mapping[str, Any]) -> str:
     """Say of a certificate when gradients were compared with a plain loop's; empty if they never were."""
     lines = []
-    for one in parts if isinstance(parts := found.get("gradients"), list) else ():
-        with contextlib.suppress(KeyError, TypeError, ValueError):
+    parts = found.get("gradients")
+    for one in parts if isinstance(parts, list) else ():
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
             content = {name: value for name, value in one.items() if name != "step"}
             lines.append(ComparedGradients.from_json(int(one["step"]), content).line)
     return f" The trainer's gradients, compared {'; '.join(lines)}." if lines else ""
