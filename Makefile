@@ -1,4 +1,6 @@
 # Two commands for a newcomer: `make quickstart`, `make test`. Everything happens in .venv.
+# `make help` lists the targets, each with the first sentence of the comment right above it.
+
 PYTHON ?= python3
 SEED ?= 0
 # Processes that share the tests; each needs a core and takes 1 GB (seen with two).
@@ -12,41 +14,53 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: help quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format dist bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
 
+# Train a real agent on two CPU cores. About three minutes; the first time, .venv is made before.
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
 
+# List the targets.
+help:
+	@awk '/^#/ { words = words substr($$0, 2); next } \
+		/^[a-z][a-z0-9_ -]*:/ && words { sub(/:.*/, ""); sub(/^ /, "", words); sub(/\. .*|\.$$/, "", words); names = split($$0, name, " "); \
+			for (i = 1; i <= names; i++) printf "  %-21s %s\n", name[i], i == 1 ? words : "\"" } \
+		{ words = "" }' $(firstword $(MAKEFILE_LIST))
+
+# Run the test suite.
 test: .venv/installed
 	$(BIN)/python -m pytest $(IN_PARALLEL)
 
+# Run the tests that take minutes each. Hours in all.
 test-slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
 
-# With a Python that already has torch for the GPU here, and the other dependencies: make test-gpu GPU_PYTHON=python3
-# Its libraries may be of other versions than ours, so that their warnings are only shown.
 GPU_PYTHON ?= $(BIN)/python
 GPU_TESTS ?= tests/gpu tests/engine tests/learning/trainer
 GPU_READY = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/installed)
 
+# Run the tests that need an NVIDIA GPU. With a Python that already has torch for the GPU here, and the other dependencies:
+# make test-gpu GPU_PYTHON=python3; its libraries may be of other versions than ours, so that their warnings are only shown.
 test-gpu: $(GPU_READY)
 	PYTHONPATH=src:tests/sessions:$$PYTHONPATH $(GPU_PYTHON) -m pytest -p gpu_session -W default -m "gpu and not slow" $(GPU_TESTS)
 
-# The table of docs/use/gpu.md; GPU_BENCH="--smoke" runs the same code on a CPU, in small.
+# Measure a GPU: the table of docs/use/gpu.md. GPU_BENCH="--smoke" runs the same code on a CPU, in small.
 bench-gpu: $(GPU_READY)
 	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) bench/gpu/run.py $(GPU_BENCH)
 
-# Real agent frameworks, in two environments of their own: AgentScope 1; AgentScope 2 with DSPy, LangGraph, LiteLLM,
-# LlamaIndex, the OpenAI Agents SDK and Pydantic AI.
-# A test that is skipped or not collected there is a failure (tests/sessions/all_or_nothing.py).
 AGENTSCOPE1_TESTS = tests/agentscope tests/spec
 AGENTSCOPE2_TESTS = tests/agentscope
+
+# Test real agent frameworks. In two environments of their own: AgentScope 1; AgentScope 2 with DSPy, LangGraph, LiteLLM,
+# LlamaIndex, the OpenAI Agents SDK and Pydantic AI. A test that is skipped or not collected there is a failure
+# (tests/sessions/all_or_nothing.py).
 test-agentscope: test-agentscope1 test-agentscope2
 
+# Test AgentScope of one line, and what shares its environment.
 test-agentscope1 test-agentscope2: test-agentscope%: .venv-agentscope%/installed
 	PYTHONPATH=tests/sessions .venv-agentscope$*/bin/python -m pytest -p all_or_nothing -m "agentscope and not slow" $(AGENTSCOPE$*_TESTS)
 
-# Two real agents learn, one of each line; minutes.
+# Two real agents of AgentScope learn, one of each line. Minutes.
 test-agentscope-slow: .venv-agentscope1/installed .venv-agentscope2/installed
 	PYTHONPATH=tests/sessions .venv-agentscope1/bin/python -m pytest -m "agentscope and slow" tests/agentscope
 	PYTHONPATH=tests/sessions .venv-agentscope2/bin/python -m pytest -m "agentscope and slow" tests/agentscope
@@ -61,12 +75,12 @@ test-agentscope-slow: .venv-agentscope1/installed .venv-agentscope2/installed
 		'^jericho .* requires spacy, which is not installed|No broken requirements'
 	@touch $@
 
-# Real vLLM (the build for CPUs), in an environment of its own. Its metadata asks for torchvision, torchaudio and
+# Test real vLLM (the build for CPUs). In an environment of its own. Its metadata asks for torchvision, torchaudio and
 # torchcodec, whose builds do not fit this torch: they are left out, and must be all that is.
 test-vllm: .venv-vllm/installed
 	PYTHONPATH=tests/sessions .venv-vllm/bin/python -m pytest -p all_or_nothing --all-of tests/vllm -m vllm tests/vllm
 
-# Training in several processes, with real torch.distributed (gloo) on this machine.
+# Test training in several processes. With real torch.distributed (gloo) on this machine.
 test-distributed: .venv/installed
 	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/distributed -m distributed tests/distributed
 
@@ -78,7 +92,7 @@ test-distributed: .venv/installed
 		'requires torch(vision|audio|codec), which is not installed|No broken requirements'
 	@touch $@
 
-# Real Ray on this machine, also as several nodes, in an environment of its own.
+# Test real Ray on this machine, also as several nodes. In an environment of its own.
 test-ray: .venv-ray/installed
 	PYTHONPATH=tests/sessions .venv-ray/bin/python -m pytest -p all_or_nothing --all-of tests/on_ray -m ray tests/on_ray
 
@@ -89,7 +103,7 @@ test-ray: .venv-ray/installed
 	.venv-ray/bin/python -m pip check
 	@touch $@
 
-# Agents and SDKs as their registries have them, in an environment of their own: Python packages, and Node programs in
+# Test agents and SDKs as their registries have them. In an environment of their own: Python packages, and Node programs in
 # .venv-clients/node (Node 20 or later, Linux on x86-64). The programs' install scripts are run by name: newer versions
 # of npm run none. Not `npm ci`, which wants the programs' builds for all other machines in the lock file too.
 test-clients: .venv-clients/installed
@@ -107,8 +121,8 @@ test-clients: .venv-clients/installed
 	cd .venv-clients/node/node_modules/opencode-ai && node postinstall.mjs
 	@touch $@
 
-# CrewAI, and LlamaIndex with its own package for OpenAI, in an environment of their own: both want `openai` below 3. CI
-# does not make it.
+# Test CrewAI, and LlamaIndex with its own package for OpenAI. In an environment of their own, which CI does not make: both want
+# `openai` below 3.
 test-older-openai: .venv-openai2/installed
 	PYTHONPATH=tests/sessions .venv-openai2/bin/python -m pytest -p all_or_nothing --all-of tests/openai2 -m clients tests/openai2
 
@@ -119,8 +133,8 @@ test-older-openai: .venv-openai2/installed
 	.venv-openai2/bin/python -m pip check
 	@touch $@
 
-# The pages of `sharpen view` and the documentation's site in a browser, Debian's Chromium; the types of their scripts and their accessibility by two
-# packages for Node, in .venv/node.
+# Test the pages of `sharpen view` and the documentation's site in a browser. Debian's Chromium; the types of their scripts and
+# their accessibility by two packages for Node, in .venv/node.
 test-view: .venv/installed .venv/node/installed .venv-docs/installed
 	command -v chromium >/dev/null || { apt-get update --quiet --quiet; apt-get install --quiet --yes --no-install-recommends chromium; }
 	PYTHONPATH=tests/sessions NODE_MODULES=.venv/node/node_modules $(BIN)/python -m pytest -p all_or_nothing --all-of tests/show/view/browser -m browser tests/show/view/browser
@@ -131,54 +145,59 @@ test-view: .venv/installed .venv/node/installed .venv-docs/installed
 	cd .venv/node && npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
-# Files and programs of other projects as they are, but for paths and sizes: the table of docs/use/trinity-yaml.md.
+# Test files and programs of other projects as they are, but for paths and sizes. The table of docs/use/trinity-yaml.md.
 test-as-it-is: .venv-agentscope1/installed
 	PYTHONPATH=tests/sessions .venv-agentscope1/bin/python -m pytest -p all_or_nothing --all-of tests/as_it_is -m as_it_is tests/as_it_is
 
-# The exchange in a real PostgreSQL, Debian's package, on a socket in a temporary folder: what a folder passes, and more.
 POSTGRES_TESTS = tests/postgres tests/placement/exchange tests/end_to_end/test_two_processes.py tests/serve/test_serve_replicas.py
+
+# Test the exchange in a real PostgreSQL. Debian's package, on a socket in a temporary folder: what a folder passes, and more.
 test-postgres: .venv/installed
 	command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { apt-get update --quiet --quiet; apt-get install --quiet --yes --no-install-recommends postgresql; }
 	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/postgres -m postgres $(POSTGRES_TESTS)
 
-# Every family of the table of models, each with a tiny random checkpoint.
+# Test every family of the table of models, each with a tiny random checkpoint.
 test-models: .venv/installed
 	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/models/every_family -m models tests/models/every_family
 
-# Benchmarks, examples and commands of the documentation as they are printed there, with fewer of everything: do they run?
+# Run benchmarks, examples and commands of the documentation as they are printed there, in small.
 test-documented: .venv/installed
 	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/documented -m "documented and not slow" tests/documented
 
-# Two benchmarks whose other side, LiteLLM or TRL, has an environment of its own; minutes. CI does not make them.
+# Run two benchmarks in small whose other side, LiteLLM or TRL, has an environment of its own. Minutes; CI does not make them.
 test-documented-slow: .venv/installed .venv-litellm/installed .venv-trl/installed
 	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing -m "documented and slow" tests/documented/test_bench_lines.py
 
-# Requests of all kinds against the gateway over HTTP, 100,000 unless told otherwise; 10,000 take about two minutes. How
-# long a healthy client waits meanwhile is judged here, and not in CI, where others use the same processors.
 REQUESTS ?= 100000
+
+# Send hostile requests of all kinds to the gateway over HTTP. 100,000 unless told otherwise; 10,000 take about two minutes.
+# How long a healthy client waits meanwhile is judged here, and not in CI, where others use the same processors.
 fuzz-gateway: .venv/installed
 	PYTHONPATH=tests/gateway $(BIN)/python tests/gateway/fuzz_gateway.py --requests $(REQUESTS) --seed $(SEED) --latency
 
+# Send a tenth of these requests, without a judgement of their time.
 test-fuzz-gateway: .venv/installed
 	PYTHONPATH=tests/gateway $(BIN)/python tests/gateway/fuzz_gateway.py --requests 10000
 
-# Rollouts of a toy model with failures of every kind, in process and over HTTP, and what grows meanwhile: memory, files,
-# threads, run.db. Twice 10,000 unless told otherwise, which is less than an hour; ROLLOUTS=200000 is for a night.
 ROLLOUTS ?= 10000
+
+# Make rollouts with failures of every kind, and see what grows meanwhile. A toy model, in process and over HTTP: memory, files,
+# threads, run.db. Twice 10,000 unless told otherwise, which is less than an hour; ROLLOUTS=200000 is for a night.
 soak: .venv/installed
 	$(BIN)/python tests/soak/soak.py --rollouts $(ROLLOUTS)
 
-# The quickstart while its agent, judge and engine fail by chance: accuracy and attempts. Half an hour or more.
+# Run the quickstart while its agent, judge and engine fail by chance. Accuracy and attempts; half an hour or more.
 chaos: .venv/installed
 	$(BIN)/python tests/chaos/chaos.py --seed $(SEED)
 
-# Runs killed at random moments, so often for each kind, and once at each aimed place (about 5 s a kill); the last line is
-# the count. KILLED="--kind 'with Ray'" in an environment that has Ray.
 KILLS ?= 50
+
+# Kill runs at random moments and resume them. So often for each kind, and once at each aimed place (about 5 s a kill); the
+# last line is the count. KILLED="--kind 'with Ray'" in an environment that has Ray.
 kills: .venv/installed
 	PYTHONPATH=src:tests $(BIN)/python tests/interrupts/kills.py --kills $(KILLS) --seed $(SEED) $(KILLED)
 
-# The documentation as a site, in build/site: a link or an anchor that leads nowhere is a failure. Pages and docstrings are
+# Build the documentation as a site, in build/site. A link or an anchor that leads nowhere is a failure. Pages and docstrings are
 # read, nothing is imported, so that its environment has no more than MkDocs.
 docs: .venv-docs/installed
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
@@ -189,26 +208,40 @@ docs: .venv-docs/installed
 	.venv-docs/bin/python -m pip check
 	@touch $@
 
-# What the suites beside `make test` run in, made one after the other: for each, pip writes the same files into src/.
+# Make what the suites beside `make test` run in. One after the other: for each, pip writes the same files into src/.
 environments: .venv/installed .venv/node/installed
 	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2 clients docs)
 
+# Check format, lint, types and tests. What a change must pass.
 check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(IN_PARALLEL)
 
+# Format the code, and correct what lint can.
 format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Build the package as an index gets it, in dist/, and try it. With TAG, as a release has it, only if that is its version.
+dist: .venv/installed
+	@version=$$($(BIN)/python -c 'import sharpen; print(sharpen.__version__)'); \
+		test "$${TAG:-v$$version}" = "v$$version" || \
+		{ echo "The tag is $$TAG, and the version in src/sharpen/__init__.py $$version: tag v$$version, or change the version."; exit 2; }
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	WHEEL="$$(ls $(CURDIR)/dist/sharpen-*.whl)" $(BIN)/python -m pytest tests/package/test_wheel.py
+
+# Measure engine, trainer, gateway, a step, trees, sync and long prompts.
 bench: bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt
 
+# Measure one of them.
 bench-engine bench-trainer bench-step bench-tree bench-sync bench-long_prompt: bench-%: .venv/installed
 	$(BIN)/python bench/$*.py
 
-# What the gateway adds to a call, what it keeps under load, and LiteLLM's proxy beside it, in an environment of its own.
+# Measure what the gateway adds to a call, what it keeps under load, and LiteLLM's proxy beside it. That one in an environment of
+# its own.
 bench-gateway: .venv/installed .venv-litellm/installed
 	$(BIN)/python bench/gateway.py; missed=$$?; \
 	$(BIN)/python bench/gateway_load.py || missed=1; \
@@ -220,19 +253,20 @@ bench-gateway: .venv/installed .venv-litellm/installed
 	.venv-litellm/bin/python -m pip check
 	@touch $@
 
-# The pages of `sharpen view` over 100,000 rollouts, which are made first, in some minutes.
+# Measure the pages of `sharpen view` over 100,000 rollouts. They are made first, in some minutes.
 bench-view: .venv/installed
 	$(BIN)/python bench/view/measure.py
 
-# Rollouts ahead of the training against synchronous ones, with tools that wait; about ten minutes.
+# Measure rollouts ahead of the training against synchronous ones, with tools that wait. About ten minutes.
 bench-async: .venv/installed
 	$(BIN)/python bench/async_tools.py
 
+# Measure what AgentScope adds to a call.
 bench-agentscope: .venv-agentscope1/installed .venv-agentscope2/installed
 	.venv-agentscope1/bin/python bench/agentscope_overhead.py
 	.venv-agentscope2/bin/python bench/agentscope_overhead.py
 
-# The quickstart by Hugging Face TRL and by us, in an environment with both; about 35 minutes.
+# Measure the quickstart by Hugging Face TRL and by us. In an environment with both; about 35 minutes.
 bench-trl: .venv-trl/installed
 	.venv-trl/bin/python bench/trl/compare.py
 
@@ -251,5 +285,6 @@ bench-trl: .venv-trl/installed
 	$(BIN)/python -m pip install --quiet --no-compile --constraint requirements/constraints.txt --editable '.[dev]'
 	@touch $@
 
+# Remove environments, caches and what was built.
 clean:
 	rm -rf .venv .venv-agentscope1 .venv-agentscope2 .venv-vllm .venv-ray .venv-clients .venv-openai2 .venv-trl .venv-litellm .venv-docs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,8 +23,8 @@ PAGE, PICTURE = HERE / "understand" / "architecture.md", HERE / "understand" / "
 BEGIN, END = "<!-- written by docs/make_architecture.py -->\n", "<!-- end -->\n"
 BESIDE = {"types", "errors", "contracts", "files", "interrupts", "machine", "screen"}
 """Files below all rooms: they import nothing but each other."""
-ABOVE = {"__init__", "__main__", "tuning"}
-"""Files above the rooms: the package's face, `python -m sharpen`, and `tune()`."""
+ABOVE = {"__init__", "__main__", "tuning", "testing"}
+"""Above the rooms: the package's face, `python -m sharpen`, `tune()`, and the tests that every part passes."""
 
 
 @functools.cache
@@ -75,7 +75,7 @@ def arrows() -> Mapping[tuple[str, str], int]:
 
 def rooms() -> list[str]:
     """The rooms by name."""
-    return sorted(path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file())
+    return sorted(path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file() and path.name not in ABOVE)
 
 
 def floors() -> Mapping[str, int]:

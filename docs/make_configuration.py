@@ -14,9 +14,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from sharpen.config.doors import PartName
 from sharpen.config.explain import is_mapping, section_class
 from sharpen.config.resuming import FIXED, MAY_CHANGE
 from sharpen.config.run import RunConfig
@@ -79,7 +81,7 @@ def _table(model: type[BaseModel], within: str, sections: list[tuple[str, type[B
         default = field.get_default(call_default_factory=True)
         if section is None:
             shown = "required" if default is PydanticUndefined else f"`{_yaml(default)}`"
-            rows.append(f"| `{dotted}` | {shown} | {_with_choices(text, field.annotation)} |")
+            rows.append(f"| `{dotted}` | {shown} | {_with_choices(text, field)} |")
             continue
         first = next((known for known, other in sections if other is section), None)
         name_of_section = f"{dotted}.<name>" if is_mapping(field.annotation) else dotted
@@ -99,9 +101,15 @@ def _summary(model: type[BaseModel]) -> str:
     return " ".join((model.__doc__ or "").strip().split("\n\n")[0].split())
 
 
-def _with_choices(text: str, annotation: Any) -> str:
-    choices = _choices(annotation)
-    return f"{text} One of {', '.join(f'`{choice}`' for choice in choices)}.".strip() if choices else text
+def _with_choices(text: str, field: FieldInfo) -> str:
+    ours = [name for part in field.metadata if isinstance(named := _validator(part), PartName) for name in named.ours]
+    choices = ", ".join(f"`{choice}`" for choice in ours or _choices(field.annotation))
+    own = ", or [one of your own](../use/extending.md)" if ours else ""
+    return f"{text} One of {choices}{own}.".strip() if choices else text
+
+
+def _validator(metadata: object) -> object:
+    return metadata.func if isinstance(metadata, AfterValidator) else None
 
 
 def _choices(annotation: Any) -> list[str]:

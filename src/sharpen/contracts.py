@@ -1,15 +1,18 @@
-"""What a part must be for others to work with it, whoever writes it: today an `Engine`.
+"""What a part must be for others to work with it, whoever writes it: ours and yours (docs/use/extending.md).
 
-Token ids in (`GenerateRequest`), sampled token ids out (`Generation`). An engine knows nothing of chat, tools or text,
-except stop strings. Ours are in `engine/`: `embedded.EmbeddedEngine`, `vllm.VLLMEngine`, and `routing.Replicas` over
-several of them.
+An `Engine`: token ids in (`GenerateRequest`), sampled token ids out (`Generation`). It knows nothing of chat, tools or
+text, except stop strings. Ours are in `engine/`: `embedded.EmbeddedEngine`, `vllm.VLLMEngine`, and `routing.Replicas`
+over several of them.
+
+A `Sink`, of a monitor: the numbers of a run in, whatever shows them out. Ours are in `show/monitor/`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from sharpen.types import Constraint, FinishReason, FloatArray, IntArray, PictureSpan, RouteArray, Sampling
 
@@ -89,3 +92,54 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Abort running requests and free memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitoredRun:
+    """The run that a monitor shows: its folder, its project and name, and its settings (flat: `{"loss.kl": "k3"}`).
+
+    A monitor that keeps files keeps them below `run_dir / "monitor"`, which exists. `resume_step` is the step from
+    which a run goes on: what was written of later steps comes again. None in a run that begins.
+    """
+
+    run_dir: Path
+    project: str
+    name: str
+    settings: Mapping[str, Any]
+    resume_step: int | None = None
+
+
+class Sink(Protocol):
+    """Where a monitor's numbers go: `monitor_type` names a class that makes one of a `MonitoredRun`.
+
+    It is made, called and closed on one thread, which is no other part's: it may take its time. What it raises neither
+    ends nor holds the run: the same call comes again, with what is new or after a while. So it is in order, and a call
+    that raised may have been taken.
+    """
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write numbers of a step, named `reward/mean`; some may be NaN or infinite. A step has several calls. If they
+        go to a file, they survive a kill of the process once this returns."""
+
+    def close(self) -> None:
+        """Finish writing."""
+
+
+Rows = Sequence[Mapping[str, str | float | None]]
+"""A table: rows with the same columns in the same order."""
+
+
+@runtime_checkable
+class TakesSamples(Protocol):
+    """A sink that can also show texts."""
+
+    def sample(self, step: int, text: str) -> None:
+        """Show what the model said in a step, in Markdown."""
+
+
+@runtime_checkable
+class TakesRollouts(Protocol):
+    """A sink that can also show tables: `monitor_rollouts` asks for them."""
+
+    def rollouts(self, step: int, rows: Rows) -> None:
+        """Show rollouts of a step, a row each; there is at least one."""

@@ -96,8 +96,8 @@ def test_every_problem_is_named_at_once_with_the_nearest_setting():
             "  - 'engine.device' must be auto, cpu, cuda or cuda:<number>, got 'gpu'",
             "  - 'engine.batch_size' is not a setting; did you mean 'algorithm.batch_size' or 'expert.batch_size'?",
             "  - 'trainer' must be a section of settings, got 3",
-            "  - 'monitor_type' must be 'tensorboard', 'wandb', 'mlflow', 'swanlab' or 'trackio', got 'tensorbord'; "
-            "did you mean 'tensorboard'?",
+            "  - 'monitor_type' must be 'tensorboard', 'wandb', 'mlflow', 'swanlab' or 'trackio' (or a part of your "
+            "own: docs/use/extending.md), got 'tensorbord'; did you mean 'tensorboard'?",
             "  - 'time_limit_s' must be a number, got True",
             "  - 'train_datset' is not a setting; did you mean 'train_dataset'?",
             "  - 'group_size' is not a setting; did you mean 'algorithm.group_size'?",

@@ -248,6 +248,7 @@ def settings(folder: Path, model: Path, dataset: Path, algorithm: str, **more: A
             },
             "evaluation": {"before_and_after": False, "hold_out": False},
             "check.enabled": False,
+            "certificate.retrain": "off",  # it reads the run's own directory: these sessions are in copies of it
             "deterministic": True,
             "trainer.num_minibatches": 2,
             "trainer.keep_checkpoints": 9,

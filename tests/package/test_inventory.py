@@ -12,6 +12,8 @@ TARGETS = {
     "environments": "what the suites run in",
     "format": "a developer's; `check` says what it would do",
     "clean": "removes what was made",
+    "help": "tests/package/test_make.py",
+    "dist": "tests/package/test_wheel.py",
     "test": "part of `check`",
     "test-slow": "takes hours",
     "test-agentscope-slow": "takes minutes",

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import sharpen
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -23,12 +25,15 @@ def run(*command: str, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the wheel, built here of a copy, is installed."""
+    """A folder with the wheel installed: the one that WHEEL names (`make dist`), or one built here of a copy."""
     folder = tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), cwd=folder)
+    if given := os.environ.get("WHEEL"):
+        shutil.copy(given, folder)
+    else:
+        shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, folder)
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), cwd=folder)
     (wheel,) = folder.glob("sharpen-*.whl")
     target = folder / "site"
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target))
@@ -42,6 +47,14 @@ def test_wheel_is_what_is_imported_and_is_typed(site: Path, tmp_path: Path):
     assert Path(place).parent.parent == site
     assert module == "sharpen.tuning"
     assert (site / "sharpen" / "py.typed").exists()
+
+
+def test_the_version_has_one_place(site: Path):
+    """Red when the wheel is of another version than the program says, or the changelog begins with another."""
+    (metadata,) = site.glob("sharpen-*.dist-info/METADATA")
+    assert message_from_string(metadata.read_text(encoding="utf-8"))["Version"] == sharpen.__version__
+    (latest, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert latest == sharpen.__version__
 
 
 def test_what_a_package_index_shows_of_the_wheel(site: Path):

@@ -8,11 +8,12 @@ part, or a `ConfigError` that names what there is. A package announces a part by
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from sharpen.config.functions import import_function
+from sharpen.config.functions import import_object
 from sharpen.errors import ConfigError
 
 
@@ -25,7 +26,7 @@ def find_part(kind: str, name: str, ours: Mapping[str, Any]) -> Any:
     if name in ours:
         return ours[name]
     if ":" in name:
-        return import_function(name)
+        return import_object(name)
     announced = _announced(kind)
     if name not in announced:
         known = sorted({*ours, *announced})
@@ -42,6 +43,26 @@ def find_part(kind: str, name: str, ours: Mapping[str, Any]) -> Any:
         return entry.load()
     except Exception as error:  # the package's code runs
         raise ConfigError(f"{entry.value}, which {group(kind)} announces as {name!r}, fails: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class PartName:
+    """Validates a setting that names a part, by pydantic and without importing anything: one of `ours`, a name that a
+    package announces, or `module:name`."""
+
+    kind: str
+    ours: tuple[str, ...]
+
+    def __call__(self, name: str) -> str:
+        """Return the name. Raises `ValueError` for one that nobody has, with the nearest."""
+        if name in self.ours or ":" in name or name in (announced := _announced(self.kind)):
+            return name
+        *most, last = [repr(known) for known in (*self.ours, *sorted(announced))]
+        near = get_close_matches(name, (*self.ours, *announced), n=1)
+        raise ValueError(
+            f"must be {', '.join(most)} or {last} (or a part of your own: docs/use/extending.md), got {name!r}"
+            f"{f'; did you mean {near[0]!r}?' if near else ''}"
+        )
 
 
 def names(kind: str, ours: Mapping[str, Any]) -> list[str]:

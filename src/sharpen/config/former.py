@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sharpen.config.run import DEFAULT_PROJECT
 from sharpen.errors import ConfigError
 
 _PACKAGE = re.compile(r"agenttune(?=[.:])")
-PROJECT = "AgentTune"
+DEFAULT_PROJECT, PROJECT = "Sharpen", "AgentTune"
+"""The project of runs that name none, and its former name."""
 _TASKSET = "taskset"
 """The former name of `task_args`, which had defaults."""
 

@@ -31,21 +31,31 @@ def import_function(name: str) -> Callable[..., Any]:
     Raises `ConfigError` for a wrong form, a missing file or module, code that fails when imported, and a missing
     function (with the nearest name).
     """
-    place, function = place_of(name)
-    module = load_file(Path(place), name) if place.endswith(".py") else _load_module(place, name)
-    value = getattr(module, function, None)
-    if value is None:
-        near = get_close_matches(function, [key for key, item in vars(module).items() if callable(item)], n=1)
-        raise ConfigError(f"{place} has no {function!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+    value = import_object(name)
     if not callable(value):
         raise ConfigError(f"{name} is a {type(value).__name__}, not a function")
     return value  # type: ignore[no-any-return]
 
 
+def import_object(name: str) -> Any:
+    """Import anything that has a name, also an attribute of it (`module:object.attribute`). Raises `ConfigError` as
+    `import_function` does."""
+    place, attributes = place_of(name)
+    value: Any = load_file(Path(place), name) if place.endswith(".py") else _load_module(place, name)
+    for attribute in attributes.split("."):
+        found = getattr(value, attribute, None)
+        if found is None:
+            known = [key for key, item in vars(value).items() if callable(item)] if hasattr(value, "__dict__") else []
+            near = get_close_matches(attribute, known, n=1)
+            raise ConfigError(f"{place} has no {attributes!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+        value = found
+    return value
+
+
 def place_of(name: str) -> tuple[str, str]:
     """Return the module or file, and the function in it. Raises `ConfigError` for a wrong form."""
     place, colon, function = current(name).rpartition(":")
-    if not colon or not place or not function.isidentifier():
+    if not colon or not place or not all(part.isidentifier() for part in function.split(".")):
         raise ConfigError(f"a function is named 'package.module:function' or 'path/file.py:function', got {name!r}")
     return place, function
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -21,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from sharpen.config.doors import PartName
 from sharpen.config.explain import InvalidConfigError, explain
 
 _NUMBERS = (int, float, int | None, float | None)
@@ -201,8 +203,11 @@ class JudgeOutput(BaseModel):
     _reward_is_no_text = field_validator("reward", mode="before")(_not_text)
 
 
-MonitorType = Literal["tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
-"""Where metrics are written."""
+MONITORS = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
+"""Our own monitors."""
+
+MonitorType = Annotated[str, AfterValidator(PartName("monitors", MONITORS))]
+"""Where metrics are written: one of `MONITORS`, or one of somebody else's (docs/use/extending.md)."""
 
 WorkflowType = Callable[..., Awaitable[WorkflowOutput | float]]
 """`async def workflow(task, model)`; it may also have parameters named `auxiliary_models` and `logger`."""

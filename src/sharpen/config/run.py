@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from sharpen.config.cluster import ClusterConfig
+from sharpen.config.former import DEFAULT_PROJECT
 from sharpen.config.gateway import GatewayConfig
 from sharpen.config.journal import JournalConfig
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
@@ -20,7 +21,6 @@ from sharpen.config.secrets import hide_in_value
 from sharpen.config.sync import SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
 
-DEFAULT_PROJECT = "Sharpen"
 HELD_OUT = "held-out"
 """The name of the evaluation set that decides whether the run made the model better."""
 KLEstimator = Literal["none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"]
@@ -428,8 +428,8 @@ class RunConfig(Strict):
     monitor_type: MonitorType = "tensorboard"
     """Where metrics go, besides `metrics.jsonl`."""
     monitor_rollouts: int = Field(default=0, ge=0)
-    """How many rollouts of each step go there as a table, with prompts and answers (`wandb`, `mlflow`, `swanlab`,
-    `trackio`)."""
+    """How many rollouts of each step go there as a table, with prompts and answers, for monitors with tables (not
+    `tensorboard`)."""
     time_limit_s: float | None = Field(default=None, gt=0.0)
     """Training stops after the step in which this time has passed."""
     stall_report_s: float | None = Field(default=600.0, gt=0.0)

@@ -51,9 +51,10 @@ def local_formats(model: TunerModelConfig) -> tuple[str, ...]:
 
 
 def serve_options(formats: Formats) -> str:
-    """Return the options with which `vllm serve` reads the same, each after a space."""
-    tool = "" if formats.tool is None else f" --enable-auto-tool-choice --tool-call-parser {formats.tool.vllm}"
-    return tool + ("" if formats.reasoning is None else f" --reasoning-parser {formats.reasoning.vllm}")
+    """Return the options with which `vllm serve` reads the same, as far as it has these formats, each after a space."""
+    tool, reasoning = ("" if one is None else one.vllm for one in (formats.tool, formats.reasoning))
+    options = f" --enable-auto-tool-choice --tool-call-parser {tool}" if tool else ""
+    return options + (f" --reasoning-parser {reasoning}" if reasoning else "")
 
 
 def read_template(folder: Path) -> str:

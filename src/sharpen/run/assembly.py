@@ -20,6 +20,7 @@ from sharpen.agent.tasks.selection import make_order
 from sharpen.config.doubtful import doubtful
 from sharpen.config.load import ResolvedConfig, shown_settings
 from sharpen.config.run import RunConfig
+from sharpen.contracts import MonitoredRun
 from sharpen.errors import ConfigError, JournalError
 from sharpen.interrupts import stop_signals
 from sharpen.learning.recipe import RolloutRecipe, RowRecipe, TrainingJob
@@ -494,15 +495,14 @@ def _held_out(site: Site, recipe: RowRecipe, tutor: Tutor, trainer: AnyTrainer, 
 def _monitor(site: Site, step: int) -> Monitor:
     """Open the configured monitor. A continued run logs on after `step`; warnings go to the display."""
     config, directory = site.job.config, site.directory
-    return open_monitor(
-        directory.path,
-        config.monitor_type,
+    run = MonitoredRun(
+        run_dir=directory.path,
         project=config.project,
         name=directory.path.name,
-        config=shown_settings(config),
-        say=site.display.message,
+        settings=shown_settings(config),
         resume_step=step if directory.checkpoint is not None else None,
     )
+    return open_monitor(run, config.monitor_type, site.display.message)
 
 
 def _evaluator(site: Site, serving: Serving) -> Evaluator:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from sharpen.agent.agentscope.model import imported_line
 from sharpen.agent.operators.pipeline import ON_ROLLOUTS, ON_TASKS, Pipeline
@@ -16,7 +16,7 @@ from sharpen.agent.rollout.signature import judge_arguments, workflow_arguments
 from sharpen.config.cluster import ClusterConfig
 from sharpen.config.functions import import_function
 from sharpen.config.problems import Problems
-from sharpen.config.public import DatasetConfig, MonitorType, TunerModelConfig
+from sharpen.config.public import MONITORS, DatasetConfig, TunerModelConfig
 from sharpen.config.rows import check_path
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
@@ -42,7 +42,7 @@ from sharpen.placement.engines import check_base
 from sharpen.placement.model_formats import check_formats, formats_line
 from sharpen.placement.teacher_files import check_teacher, teacher_folder
 from sharpen.placement.trainers import check_trainer
-from sharpen.show.monitor.metrics import check_monitor
+from sharpen.show.monitor.metrics import monitor_of
 
 Function = Callable[..., Any]
 
@@ -241,8 +241,9 @@ def check_arguments(problems: Problems, arguments: Mapping[str, Any], workflow: 
         problems.check(workflow_arguments, workflow)
     if judge is not None:
         problems.check(judge_arguments, judge)
-    if arguments["monitor_type"] in get_args(MonitorType):
-        problems.check(check_monitor, arguments["monitor_type"])
+    monitor = arguments["monitor_type"]
+    if isinstance(monitor, str) and (monitor in MONITORS or ":" in monitor):
+        problems.check(monitor_of, monitor)
     models = [arguments["model"], *(arguments["auxiliary_models"] or {}).values()]
     for model in models:
         if isinstance(model, TunerModelConfig) and getattr(model, "base_url", None) is None:
@@ -289,7 +290,7 @@ def _check_machine(problems: Problems, config: RunConfig, *, serves: bool, has_t
     """Check what else the run needs on this machine, as far as possible without the network."""
     problems.check(check_place, config)
     problems.check(check_auxiliary_models, config)
-    problems.check(check_monitor, config.monitor_type, config.monitor_rollouts)
+    problems.check(monitor_of, config.monitor_type, config.monitor_rollouts)
     problems.check(Pipeline.of, config.sampling.task_operators, ON_TASKS)
     problems.check(Pipeline.of, config.sampling.operators, ON_ROLLOUTS)
     problems.check(check_lora, config.trainer)

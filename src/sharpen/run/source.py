@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from sharpen.contracts import Rows
 from sharpen.evidence.certificate.checks import broken_sentences
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.records import Delivery, TaughtRow
 from sharpen.run.progress import Progress
 from sharpen.show.monitor.display import Display
-from sharpen.show.monitor.services import Rows
 from sharpen.types import CallEntropies, Check, Experience
 
 

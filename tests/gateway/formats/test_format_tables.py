@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scripted import toy_tokenizer
 
-from sharpen.gateway.formats.format import ParsedCalls, ToolFormat
+from sharpen.gateway.formats.format import ParsedCalls, ReasoningFormat, ToolFormat
+from sharpen.gateway.formats.hermes import HERMES
 from sharpen.gateway.formats.table import REASONING_FORMATS, TOOL_FORMATS
+from sharpen.testing import check_reasoning_format, check_tool_format
 
 SCHEMA = {
     "type": "object",
@@ -63,6 +64,7 @@ READ: list[tuple[str, str, str, tuple[tuple[str, str, str | None], ...]]] = [
     ("qwen3_coder", coder(("unknown", "3")), "", (("f", '{"unknown": "3"}', None),)),
     ("qwen3_coder", coder(("count", "3"), name="g"), "", (("g", '{"count": "3"}', None),)),
     ("qwen3_coder", "<tool_call><function=f></function></tool_call> so", " so", (("f", "{}", None),)),
+    ("hermes", 'so\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "so", ONE),
     ("glm45", "<tool_call>f\n<arg_key>count</arg_key>\n<arg_value>3</arg_value>\n</tool_call>", "",
      (("f", '{"count": 3}', None),)),
     ("glm45", "so\n<tool_call>f<arg_key>text</arg_key><arg_value>\n3</arg_value></tool_call>", "so",
@@ -212,9 +214,34 @@ def test_malformed_markup_stays_text(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("form", TOOL_FORMATS.values(), ids=lambda form: form.name)
-def test_plain_text_is_content(form: ToolFormat) -> None:
-    for text in ("", " plain\n", "a < b > c [1] {x} | 'q' \"é\" 🙂"):
-        assert form.parse(text, TOOLS) == (text, (), False)
+def test_each_keeps_the_contract(form: ToolFormat) -> None:
+    check_tool_format(form, [text for name, text, _, calls in READ if name == form.name and calls])
+
+
+def _loses(text: str, tools: Any) -> ParsedCalls:
+    content, calls, malformed = HERMES.parse(text, tools)
+    return content if calls else content.strip(), calls, malformed
+
+
+def _raises(text: str, tools: Any) -> ParsedCalls:
+    if "<tool_call>" in text:
+        json.loads(text.partition("<tool_call>")[2].partition("</tool_call>")[0])
+    return HERMES.parse(text, tools)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"parse": _loses}, r"hermes reads ' plain\\n', which has no markup, as \('plain'"),
+        ({"parse": _raises}, r"hermes raised JSONDecodeError for "),
+        ({"opens": ("<call>",)}, r"reads a call in .*where nothing of `opens` \('<call>',\) stands"),
+        ({"markup": TOOL_FORMATS["glm45"].markup}, r"the grammar of hermes lets '<tool_call>.* be sampled, "),
+    ],
+)
+def test_a_format_that_breaks_the_contract_is_told_how(change: dict[str, Any], said: str) -> None:
+    good = GOOD["hermes"]
+    with pytest.raises(AssertionError, match=said):
+        check_tool_format(replace(HERMES, **change), [good])
 
 
 @pytest.mark.parametrize("form", TOOL_FORMATS.values(), ids=lambda form: form.name)
@@ -257,23 +284,6 @@ def test_a_string_within_json_may_spell_the_end_of_its_call(name: str, call: str
     assert not malformed
     assert [json.loads(one.arguments) for one in calls] == [{"items": items}]
     assert content.strip() == "so"
-
-
-@pytest.mark.parametrize("form", TOOL_FORMATS.values(), ids=lambda form: form.name)
-@given(data=st.data())
-def test_any_text_parses(form: ToolFormat, data: st.DataObject) -> None:
-    good = GOOD.get(form.name, '<tool_call>{"name": "f", "arguments": {}}</tool_call>')
-    pieces = st.sampled_from(
-        [*form.opens, *form.begins, good, good[: len(good) // 2], good[len(good) // 2 :], "x", "\n"]
-    )
-    text = "".join(data.draw(st.lists(pieces, max_size=5)))
-    _check(form.parse(text, TOOLS), text)
-
-
-def _check(found: ParsedCalls, text: str) -> None:
-    content, calls, malformed = found
-    assert calls or content == text
-    assert not (calls and malformed)
 
 
 @pytest.mark.parametrize(
@@ -323,6 +333,9 @@ def test_odd_schemas_give_text(schema: Any) -> None:
 
 
 REASONING: list[tuple[str, str, bool, str, str]] = [
+    ("qwen3", "<think>\nso\n</think>\n\nyes", False, "so", "yes"),
+    ("deepseek_r1", "<think>\nso\n</think>\n\nyes", False, "so", "yes"),
+    ("deepseek_r1", "so</think>yes", False, "so", "yes"),
     ("mistral", "[THINK]so[/THINK]yes", False, "so", "yes"),
     ("mistral", "yes", False, "", "yes"),
     ("gemma4", "<|channel>thought\nso\n<channel|>yes", False, "so", "yes"),
@@ -344,6 +357,16 @@ REASONING: list[tuple[str, str, bool, str, str]] = [
 @pytest.mark.parametrize(("name", "text", "opened", "reasoning", "content"), REASONING)
 def test_reasoning(name: str, text: str, opened: bool, reasoning: str, content: str) -> None:
     assert REASONING_FORMATS[name].parse(text, opened) == (reasoning, content)
+
+
+@pytest.mark.parametrize("form", REASONING_FORMATS.values(), ids=lambda form: form.name)
+def test_each_keeps_the_contract_of_reasoning(form: ReasoningFormat) -> None:
+    whole = [
+        text
+        for name, text, opened, reasoning, content in REASONING
+        if name == form.name and reasoning and content and not opened and text.startswith(form.opens)
+    ]
+    check_reasoning_format(form, whole)
 
 
 def test_tools_without_a_known_format_are_said_once(serve: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,16 +14,18 @@ from typing import Any
 import pytest
 
 from sharpen.config.extras import install_command
+from sharpen.config.public import MONITORS
+from sharpen.contracts import MonitoredRun
 from sharpen.errors import ConfigError, JournalError
-from sharpen.show.monitor.metrics import (
-    JsonlSink,
-    Monitor,
-    check_monitor,
-    open_monitor,
-)
+from sharpen.show.monitor.metrics import OURS, JsonlSink, Monitor, monitor_of, open_monitor
 from sharpen.show.monitor.services import SERVICES, MlflowSink, SwanlabSink, TrackioSink, WandbSink
 from sharpen.show.monitor.tensorboard import TensorBoardSink
 from sharpen.show.monitor.tolerant import TolerantSink
+from sharpen.testing import check_monitor
+
+
+def run_in(folder: Path, project: str = "p", name: str = "n", **settings: Any) -> MonitoredRun:
+    return MonitoredRun(run_dir=folder, project=project, name=name, settings=settings)
 
 
 def rows(path: Path) -> list[dict[str, float]]:
@@ -31,7 +33,7 @@ def rows(path: Path) -> list[dict[str, float]]:
 
 
 def test_each_line_is_on_disk_when_log_returns(tmp_path: Path):
-    monitor = open_monitor(tmp_path, "tensorboard", project="p", name="n", config={}, say=print)
+    monitor = open_monitor(run_in(tmp_path), "tensorboard", print)
     monitor.log(1, {"reward/mean": 0.5, "loss/policy": math.nan})
     (row,) = rows(tmp_path / "metrics.jsonl")
     assert row.pop("time") > 0
@@ -111,9 +113,7 @@ def test_tensorboard_shows_what_matters_first_and_nothing_that_never_changes_or_
 def test_tensorboard_shows_samples_as_texts_and_settings_as_hyperparameters(tmp_path: Path):
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    monitor = open_monitor(
-        tmp_path, "tensorboard", project="p", name="n", config={"seed": 3, "deterministic": True, "x": None}, say=print
-    )
+    monitor = open_monitor(run_in(tmp_path, seed=3, deterministic=True, x=None), "tensorboard", print)
     monitor.log(1, {"reward/mean": 0.5})
     monitor.sample(1, "**best**: said 4")
     monitor.close()
@@ -145,7 +145,7 @@ class StandIn:
 
 def test_wandb_gets_the_step_as_a_metric_and_one_identity_for_resumes(tmp_path: Path):
     wandb = StandIn()
-    sink = WandbSink(wandb, tmp_path, "My project", "exp 1", {"seed": 0})
+    sink = WandbSink(wandb, run_in(tmp_path, "My project", "exp 1", seed=0))
     sink.log(3, {"reward/mean": 0.5})
     sink.close()
     (init, *_, log, finish) = wandb.calls
@@ -159,7 +159,7 @@ def test_wandb_gets_the_step_as_a_metric_and_one_identity_for_resumes(tmp_path: 
 def test_swanlab_gets_names_that_it_takes_and_one_identity_for_resumes(tmp_path: Path):
     """SwanLab refuses a project whose name has a space."""
     swanlab = StandIn()
-    sink = SwanlabSink(swanlab, tmp_path, "My project", "exp 1", {"seed": 0})
+    sink = SwanlabSink(swanlab, run_in(tmp_path, "My project", "exp 1", seed=0))
     sink.log(3, {"reward/mean": 0.5})
     sink.close()
     (init, log, finish) = swanlab.calls
@@ -172,7 +172,7 @@ def test_swanlab_gets_names_that_it_takes_and_one_identity_for_resumes(tmp_path:
 def test_trackio_gets_steps_and_continues_the_run_of_the_same_name(tmp_path: Path):
     """Done with the real package (0.43) by hand: the second session's rows are in the same run."""
     trackio = StandIn()
-    sink = TrackioSink(trackio, tmp_path, "My project", "exp 1", {"seed": 0})
+    sink = TrackioSink(trackio, run_in(tmp_path, "My project", "exp 1", seed=0))
     sink.log(3, {"reward/mean": 0.5})
     sink.close()
     (init, log, finish) = trackio.calls
@@ -185,8 +185,8 @@ def test_trackio_gets_steps_and_continues_the_run_of_the_same_name(tmp_path: Pat
 def test_mlflow_continues_its_run_after_a_resume(tmp_path: Path):
     (tmp_path / "monitor").mkdir()
     first, second = StandIn(), StandIn()
-    MlflowSink(first, tmp_path, "p", "n", {"seed": 0}).log(1, {"reward/mean": 0.5})
-    MlflowSink(second, tmp_path, "p", "n", {"seed": 0}).close()
+    MlflowSink(first, run_in(tmp_path, seed=0)).log(1, {"reward/mean": 0.5})
+    MlflowSink(second, run_in(tmp_path, seed=0)).close()
     assert [name for name, _, _ in first.calls] == ["set_experiment", "start_run", "log_params", "log_metrics"]
     assert first.calls[-1][2] == {"step": 1}
     assert second.calls == [
@@ -194,6 +194,84 @@ def test_mlflow_continues_its_run_after_a_resume(tmp_path: Path):
         ("start_run", (), {"run_id": "run-7"}),
         ("end_run", (), {}),
     ]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_keeps_the_contract(name: str, tmp_path: Path):
+    """Services are stand-ins here: what they keep is theirs."""
+    assert tuple(OURS) == MONITORS
+    make = OURS[name][1] if name not in SERVICES else partial(SERVICES[name][1], StandIn())
+    check_monitor(make, tmp_path)
+
+
+class Own:
+    """A monitor of somebody's, which keeps the contract as long as nothing of it is taken away."""
+
+    def __init__(self, run: MonitoredRun) -> None:
+        self.place = run.run_dir / "monitor"
+
+    def log(self, step: int, metrics: Any) -> None:
+        (self.place / f"{step}.json").write_text(json.dumps(dict(metrics)))
+
+    def close(self) -> None:
+        pass
+
+
+class Finite(Own):
+    def log(self, step: int, metrics: Any) -> None:
+        (self.place / f"{step}.json").write_text(json.dumps(dict(metrics), allow_nan=False))
+
+
+class Keeps(Own):
+    def log(self, step: int, metrics: Any) -> None:
+        metrics["step"] = step
+
+
+class Once(Own):
+    def __init__(self, run: MonitoredRun) -> None:
+        super().__init__(run)
+        (self.place / "here").mkdir()
+
+
+class Beside(Own):
+    def __init__(self, run: MonitoredRun) -> None:
+        super().__init__(run)
+        (run.run_dir / "metrics.jsonl").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("monitor", "said"),
+    [
+        (Finite, r"log\(1, .*nan.* in a run that begins raised ValueError: Out of range"),
+        (Keeps, r"raised TypeError: 'mappingproxy' object does not support item assignment"),
+        (Once, r"making the monitor of a run that goes on after step 1 raised FileExistsError"),
+        (Beside, r"wrote metrics.jsonl in the run's folder"),
+    ],
+)
+def test_a_monitor_that_breaks_the_contract_is_told_how(monitor: type, said: str, tmp_path: Path):
+    check_monitor(Own, tmp_path_of(tmp_path, "good"))
+    with pytest.raises(AssertionError, match=said):
+        check_monitor(monitor, tmp_path_of(tmp_path, "bad"))
+
+
+def tmp_path_of(folder: Path, name: str) -> Path:
+    (folder / name).mkdir()
+    return folder / name
+
+
+def test_a_monitor_of_somebodys_own_is_opened_by_its_place(tmp_path: Path):
+    (tmp_path / "own.py").write_text(
+        "class Prints:\n"
+        "    def __init__(self, run): print(run.project, run.resume_step)\n"
+        "    def log(self, step, metrics): print(step, metrics)\n"
+        "    def close(self): print('closed')\n"
+        "def prints(run): return Prints(run)\n"
+    )
+    assert monitor_of(f"{tmp_path / 'own.py'}:Prints")[0] == "Prints"
+    with pytest.raises(ConfigError, match=r"monitor_rollouts is 8, but monitor_type '.*:Prints' has no tables"):
+        monitor_of(f"{tmp_path / 'own.py'}:Prints", 8)
+    with pytest.raises(ConfigError, match=r"is no monitor: it must be a class with the methods log and close"):
+        monitor_of(f"{tmp_path / 'own.py'}:prints")
 
 
 ROWS = [{"rollout": "step-0/t/0", "reward": None}, {"rollout": "step-0/t/1", "reward": 1.0}]
@@ -204,7 +282,7 @@ def test_rollouts_are_tables_where_there_are_tables(tmp_path: Path):
     (tmp_path / "monitor").mkdir()
     modules = {name: StandIn() for name in SERVICES}
     for name, (title, service) in SERVICES.items():
-        place = TolerantSink(title, partial(service, modules[name], tmp_path, "p", "n", {}), pytest.fail)
+        place = TolerantSink(title, partial(service, modules[name], run_in(tmp_path)), pytest.fail)
         monitor = Monitor(JsonlSink(tmp_path / f"{name}.jsonl"), place)
         monitor.rollouts(101, ROWS)
         monitor.rollouts(102, [])
@@ -225,8 +303,8 @@ def test_rollouts_are_tables_where_there_are_tables(tmp_path: Path):
 
 def test_rollouts_where_there_are_no_tables_are_refused_before_the_run():
     with pytest.raises(ConfigError, match=r"monitor_rollouts is 8, but monitor_type 'tensorboard' .* mlflow"):
-        check_monitor("tensorboard", 8)
-    check_monitor("tensorboard")
+        monitor_of("tensorboard", 8)
+    monitor_of("tensorboard")
 
 
 class Away(StandIn):
@@ -247,7 +325,7 @@ def test_a_request_that_a_monitor_refuses_is_said_once_and_counted_and_the_run_g
     said: list[str] = []
     service = Away()
     (tmp_path / "monitor").mkdir()
-    place = TolerantSink("MLflow", lambda: MlflowSink(service, tmp_path, "p", "n", {}), said.append)
+    place = TolerantSink("MLflow", lambda: MlflowSink(service, run_in(tmp_path)), said.append)
     monitor = Monitor(JsonlSink(tmp_path / "metrics.jsonl"), place)
     monitor.log(1, {"reward/mean": 0.1})
     service.away.add("log_metrics")
@@ -272,7 +350,7 @@ def test_a_request_that_a_monitor_refuses_is_said_once_and_counted_and_the_run_g
 def test_a_monitor_that_cannot_be_opened_or_closed_does_not_end_the_run(tmp_path: Path):
     said: list[str] = []
     for away in ("init", "finish"):
-        place = TolerantSink("W&B", lambda away=away: WandbSink(Away(away), tmp_path, "p", "n", {}), said.append)
+        place = TolerantSink("W&B", lambda away=away: WandbSink(Away(away), run_in(tmp_path)), said.append)
         monitor = Monitor(JsonlSink(tmp_path / "metrics.jsonl"), place)
         monitor.log(1, {"reward/mean": 0.1})
         monitor.close()
@@ -291,6 +369,6 @@ def test_a_missing_package_is_said_with_what_to_install(package, tmp_path: Path)
     if find_spec(package) is not None:
         pytest.skip(f"{package} is installed")
     with pytest.raises(ConfigError, match=re.escape(install_command(package))):
-        check_monitor(package)
+        monitor_of(package)
     with pytest.raises(ConfigError, match="needs the package"):
-        open_monitor(tmp_path, package, project="p", name="n", config={}, say=print)
+        open_monitor(run_in(tmp_path), package, print)

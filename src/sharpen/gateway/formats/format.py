@@ -48,7 +48,8 @@ class ToolFormat:
 
     `opens`: the texts with which markup begins, wherever it stands. What stands before the first of them is content,
     and may be streamed, unless the text begins with one of `begins`: markup that only a whole text can be. `marks`: a
-    chat template with all texts of one of these tuples has this format. `vllm`: the name of the parser in vLLM.
+    chat template with all texts of one of these tuples has this format. `vllm`: the name of the parser in vLLM, empty
+    if it has none. `parse` is a function of text and tools alone, called on several threads, and raises nothing.
     `markup` writes the grammar of calls of some tools; the bool says whether several calls are allowed. `names` is the
     pattern of the names of tools that can be written so.
     `short_ids`: the templates of these models accept only ids of nine letters and digits.
@@ -57,8 +58,8 @@ class ToolFormat:
     name: str
     parse: Callable[[str, Tools], ParsedCalls]
     opens: tuple[str, ...]
-    marks: tuple[tuple[str, ...], ...]
-    vllm: str
+    marks: tuple[tuple[str, ...], ...] = ()
+    vllm: str = ""
     markup: Callable[[GrammarWriter, Sequence[OfferedTool], bool], Markup]
     names: str = r"[^\s<>\[\]{}:]+"
     begins: tuple[str, ...] = ()
@@ -81,8 +82,8 @@ class ReasoningFormat:
     parse: Callable[[str, bool], tuple[str, str]]
     opens: tuple[str, ...]
     closes: tuple[str, ...]
-    marks: tuple[tuple[str, ...], ...]
-    vllm: str
+    marks: tuple[tuple[str, ...], ...] = ()
+    vllm: str = ""
     special_tokens: bool = False
     holds: tuple[str, ...] = ()
     before: Callable[[GrammarWriter, bool], str] | None = None

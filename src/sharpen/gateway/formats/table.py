@@ -1,6 +1,7 @@
 """The formats by the names of `model.tool_call_parser` and `model.reasoning_parser`, and which one a template has.
 
-In: a name, or "auto" with the model's chat template. Out: the format; None for none. vLLM's names are known too.
+In: a name, or "auto" with the model's chat template. Out: the format, ours or somebody's own; None for none. vLLM's
+names are known too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from sharpen.config.doors import find_part, names
 from sharpen.errors import ConfigError
 from sharpen.gateway.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
 from sharpen.gateway.formats.format import ReasoningFormat, ToolFormat
@@ -25,6 +27,8 @@ from sharpen.gateway.formats.think import DEEPSEEK_R1, QWEN3
 
 AUTO = "auto"
 Format = TypeVar("Format", ToolFormat, ReasoningFormat)
+GROUPS: Mapping[type, str] = {ToolFormat: "tool_formats", ReasoningFormat: "reasoning_formats"}
+"""The kinds of parts, by which formats of somebody's own are found."""
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     form.name: form
@@ -77,8 +81,10 @@ def formats_of(
     Raises `ConfigError` for an unknown name; `where` is the section of the two settings.
     """
     return Formats(
-        tool=_chosen(TOOL_FORMATS, TOOL_NAMES, tool_call_parser, template, f"{where}.tool_call_parser"),
-        reasoning=_chosen(REASONING_FORMATS, REASONING_NAMES, reasoning_parser, template, f"{where}.reasoning_parser"),
+        tool=_chosen(ToolFormat, TOOL_FORMATS, TOOL_NAMES, tool_call_parser, template, f"{where}.tool_call_parser"),
+        reasoning=_chosen(
+            ReasoningFormat, REASONING_FORMATS, REASONING_NAMES, reasoning_parser, template, f"{where}.reasoning_parser"
+        ),
     )
 
 
@@ -93,16 +99,30 @@ def no_format(model_name: str) -> str:
 
 
 def _chosen(
-    formats: Mapping[str, Format], further_names: Mapping[str, str], name: str | None, template: str, setting: str
+    kind: type[Format],
+    formats: Mapping[str, Format],
+    further: Mapping[str, str],
+    name: str | None,
+    template: str,
+    setting: str,
 ) -> Format | None:
     if name is None:
         return None
     if name == AUTO:
         return next((form for form in formats.values() if _has(template, form.marks)), None)
-    name = further_names.get(name, name)
-    if name not in formats:
-        raise ConfigError(f'{setting} is {name!r}; it must be "auto", None, or one of {sorted(formats)}')
-    return formats[name]
+    group = GROUPS[kind]
+    name = further.get(name, name)
+    if ":" not in name and name not in (known := names(group, formats)):
+        raise ConfigError(
+            f'{setting} is {name!r}; it must be "auto", None, or one of {sorted(known)}, or a format of your own '
+            "(docs/use/extending.md)"
+        )
+    form = find_part(group, name, formats)
+    if not isinstance(form, kind):
+        raise ConfigError(
+            f"{setting} is {name!r}, which is {form!r}: it must be a {kind.__name__} (docs/use/extending.md)"
+        )
+    return form
 
 
 def _has(template: str, marks: tuple[tuple[str, ...], ...]) -> bool:

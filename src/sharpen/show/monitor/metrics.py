@@ -1,4 +1,4 @@
-"""Write the metrics of a run: always to `metrics.jsonl`, and to TensorBoard, W&B, MLflow, SwanLab or Trackio.
+"""Write the metrics of a run: always to `metrics.jsonl`, and to TensorBoard, a service, or a monitor of somebody's own.
 
 In: a step and its numbers, named `reward/mean`, `loss/...`, `time/...`, `tokens/...`, `eval/...`. Out: the files of the
 run directory. A run resumed at step N first removes what it had written about later steps. Failures of the sink other
@@ -15,14 +15,17 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, get_args
+from typing import IO
 
+from sharpen.config.doors import find_part
 from sharpen.config.extras import install_command
-from sharpen.config.public import MonitorType
+from sharpen.contracts import MonitoredRun, Rows, Sink
 from sharpen.errors import ConfigError, JournalError
 from sharpen.files import write_whole
-from sharpen.show.monitor.services import SERVICES, Rows
-from sharpen.show.monitor.tolerant import Sink, TolerantSink
+from sharpen.show.monitor.services import SERVICES
+from sharpen.show.monitor.tolerant import TolerantSink
+
+MakeSink = Callable[[MonitoredRun], Sink]
 
 
 class Monitor:
@@ -107,47 +110,58 @@ def _is_kept(line: bytes, resume_step: int) -> bool:
         return False
 
 
-def open_monitor(
-    run_dir: Path,
-    monitor_type: str,
-    *,
-    project: str,
-    name: str,
-    config: Mapping[str, Any],
-    say: Callable[[str], None],
-    resume_step: int | None = None,
-) -> Monitor:
-    """Open `metrics.jsonl` and the chosen sink. `config` holds flat settings to show with the run; `say` is called if
-    the sink fails.
+def open_monitor(run: MonitoredRun, monitor_type: str, say: Callable[[str], None]) -> Monitor:
+    """Open `metrics.jsonl` and the chosen monitor; `say` is called if that fails. Raises what `monitor_of` raises."""
+    title, make = monitor_of(monitor_type)
+    (run.run_dir / "monitor").mkdir(parents=True, exist_ok=True)
+    return Monitor(
+        JsonlSink(run.run_dir / "metrics.jsonl", run.resume_step), TolerantSink(title, partial(make, run), say)
+    )
 
-    Raises `ConfigError` if the package of the sink is not installed.
+
+def monitor_of(monitor_type: str, rollouts: int = 0) -> tuple[str, MakeSink]:
+    """Return the title of a monitor, and what makes its sink. Called before anything is loaded.
+
+    Raises `ConfigError` for a name that nobody has, a package that is not installed, a class that is no monitor, and
+    one without tables for the `rollouts` that it is to show.
     """
-    (run_dir / "monitor").mkdir(parents=True, exist_ok=True)
-    title: str
-    open_: Callable[[], Sink]
-    if monitor_type == "tensorboard":
-        from sharpen.show.monitor.tensorboard import TensorBoardSink
-
-        title = "TensorBoard"
-        open_ = partial(TensorBoardSink, run_dir / "monitor" / "tensorboard", resume_step, config)
-    elif monitor_type in SERVICES:
-        check_monitor(monitor_type)
-        title, service = SERVICES[monitor_type]
-        open_ = partial(service, importlib.import_module(monitor_type), run_dir, project, name, config)
-    else:
-        raise ConfigError(f"monitor_type must be one of {', '.join(get_args(MonitorType))}, got {monitor_type!r}")
-    return Monitor(JsonlSink(run_dir / "metrics.jsonl", resume_step), TolerantSink(title, open_, say))
-
-
-def check_monitor(monitor_type: str, rollouts: int = 0) -> None:
-    """Raise `ConfigError` if the package of this monitor type is not installed, or if it has no tables for the rollouts
-    that it is to show. Called before anything is loaded."""
-    if monitor_type != "tensorboard" and importlib.util.find_spec(monitor_type) is None:
+    title, make = OURS.get(monitor_type) or _theirs(monitor_type)
+    if monitor_type in SERVICES and importlib.util.find_spec(monitor_type) is None:
         raise ConfigError(
             f"monitor_type {monitor_type!r} needs the package {monitor_type}: {install_command(monitor_type)}"
         )
-    if rollouts and monitor_type not in SERVICES:
+    has_tables = monitor_type in SERVICES if monitor_type in OURS else hasattr(make, "rollouts")
+    if rollouts and not has_tables:
         raise ConfigError(
             f"monitor_rollouts is {rollouts}, but monitor_type {monitor_type!r} has no tables: leave it out (the best "
             f"and the worst rollout of each step are shown as text), or set monitor_type to {', '.join(SERVICES)}"
         )
+    return title, make
+
+
+def _theirs(monitor_type: str) -> tuple[str, MakeSink]:
+    part = find_part("monitors", monitor_type, OURS)
+    missing = [name for name in ("log", "close") if not callable(getattr(part, name, None))]
+    if not isinstance(part, type) or missing:
+        raise ConfigError(
+            f"monitor_type {monitor_type!r} is {part!r}, which is no monitor: it must be a class with the methods log "
+            "and close, made of a MonitoredRun (docs/use/extending.md)"
+        )
+    return part.__name__, part
+
+
+def _tensorboard(run: MonitoredRun) -> Sink:
+    from sharpen.show.monitor.tensorboard import TensorBoardSink
+
+    return TensorBoardSink(run.run_dir / "monitor" / "tensorboard", run.resume_step, run.settings)
+
+
+def _service(name: str, run: MonitoredRun) -> Sink:
+    return SERVICES[name][1](importlib.import_module(name), run)
+
+
+OURS: Mapping[str, tuple[str, MakeSink]] = {
+    "tensorboard": ("TensorBoard", _tensorboard),
+    **{name: (title, partial(_service, name)) for name, (title, _) in SERVICES.items()},
+}
+"""Our own monitors (`config.public.MONITORS`), by name: the title and what makes the sink."""

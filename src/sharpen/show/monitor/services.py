@@ -8,14 +8,12 @@ anything back. Their errors are `tolerant.TolerantSink`'s to catch.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from sharpen.contracts import MonitoredRun, Rows, Sink
 from sharpen.files import write_whole
 
-Rows = Sequence[Mapping[str, str | float | None]]
-"""A table: rows with the same columns in the same order."""
 TABLE = "rollouts"
 _STEPS_A_FILE = 100
 """MLflow appends to a table by writing its whole file again, and has room for the names of about a hundred files."""
@@ -24,15 +22,15 @@ _STEPS_A_FILE = 100
 class WandbSink:
     """Weights & Biases; `module` is the imported `wandb`. A run of the same project and name is continued."""
 
-    def __init__(self, module: Any, run_dir: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, module: Any, run: MonitoredRun) -> None:
         self._module = module
         self._run = module.init(
-            project=project,
-            name=name,
-            id=_identity(f"{project}-{name}"),
+            project=run.project,
+            name=run.name,
+            id=_identity(f"{run.project}-{run.name}"),
             resume="allow",
-            dir=str(run_dir / "monitor"),
-            config=dict(config),
+            dir=str(run.run_dir / "monitor"),
+            config=dict(run.settings),
         )
         # with a step metric of its own, a resumed run can log steps that W&B has already seen
         self._run.define_metric("step")
@@ -55,17 +53,17 @@ class WandbSink:
 class MlflowSink:
     """MLflow; `module` is the imported `mlflow`. The run's id is kept in the run directory for a resume."""
 
-    def __init__(self, module: Any, run_dir: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, module: Any, run: MonitoredRun) -> None:
         self._module = module
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # else each table draws bars
-        id_file = run_dir / "monitor" / "mlflow_run_id"
-        module.set_experiment(project)
+        id_file = run.run_dir / "monitor" / "mlflow_run_id"
+        module.set_experiment(run.project)
         if id_file.exists():
             module.start_run(run_id=id_file.read_text(encoding="utf-8").strip())
         else:
-            run = module.start_run(run_name=name)
-            write_whole(id_file, f"{run.info.run_id}\n")
-            module.log_params(dict(config))
+            started = module.start_run(run_name=run.name)
+            write_whole(id_file, f"{started.info.run_id}\n")
+            module.log_params(dict(run.settings))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the numbers with their step."""
@@ -87,15 +85,15 @@ class SwanlabSink:
     """SwanLab; `module` is the imported `swanlab`. A run of the same project and name is continued where SwanLab keeps
     it in the cloud."""
 
-    def __init__(self, module: Any, run_dir: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, module: Any, run: MonitoredRun) -> None:
         self._module = module
         self._run = module.init(
-            project=_identity(project),
-            name=name,
-            id=_identity(f"{project}-{name}"),
+            project=_identity(run.project),
+            name=run.name,
+            id=_identity(f"{run.project}-{run.name}"),
             resume="allow",
-            log_dir=str(run_dir / "monitor" / "swanlab"),
-            config=dict(config),
+            log_dir=str(run.run_dir / "monitor" / "swanlab"),
+            config=dict(run.settings),
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -117,9 +115,11 @@ class TrackioSink:
     """Trackio; `module` is the imported `trackio`. A run of the same project and name is continued: its steps after
     the checkpoint are logged a second time."""
 
-    def __init__(self, module: Any, run_dir: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, module: Any, run: MonitoredRun) -> None:
         self._module = module
-        self._run = module.init(project=project, name=name, resume="allow", config=dict(config), embed=False)
+        self._run = module.init(
+            project=run.project, name=run.name, resume="allow", config=dict(run.settings), embed=False
+        )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the numbers with their step."""
@@ -143,7 +143,7 @@ def _columns(rows: Rows) -> list[str]:
     return list(rows[0])
 
 
-SERVICES: Mapping[str, tuple[str, Any]] = {
+SERVICES: Mapping[str, tuple[str, Callable[[Any, MonitoredRun], Sink]]] = {
     "wandb": ("W&B", WandbSink),
     "mlflow": ("MLflow", MlflowSink),
     "swanlab": ("SwanLab", SwanlabSink),

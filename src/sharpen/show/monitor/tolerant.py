@@ -14,10 +14,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from sharpen.config.secrets import hide
-from sharpen.show.monitor.services import Rows
+from sharpen.contracts import Rows, Sink, TakesRollouts, TakesSamples
 
 PATIENCE_S = 2.0
 """How long a call waits for a sink that answers; one that did not is not waited for until it has caught up."""
@@ -29,32 +28,6 @@ MAX_WAITING = 1000
 """Writes that wait; the oldest are left out."""
 CLOSE_S = 60.0
 """How long the end of a run waits for what the sink has not taken."""
-
-
-class Sink(Protocol):
-    """A destination for metrics."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write these numbers. If the sink is a file, they survive a kill of the process once this returns."""
-
-    def close(self) -> None:
-        """Finish writing."""
-
-
-@runtime_checkable
-class TakesSamples(Protocol):
-    """A destination that can also show texts."""
-
-    def sample(self, step: int, text: str) -> None:
-        """Show what the model said in a step, in Markdown."""
-
-
-@runtime_checkable
-class TakesRollouts(Protocol):
-    """A destination that can also show tables."""
-
-    def rollouts(self, step: int, rows: Rows) -> None:
-        """Show rollouts of a step, a row each."""
 
 
 @dataclass(slots=True, eq=False)

@@ -14,8 +14,7 @@ from sharpen.compat.trinity.yaml.correction import rollout_correction
 from sharpen.compat.trinity.yaml.draft import Draft
 from sharpen.compat.trinity.yaml.functions import SUPERVISED
 from sharpen.compat.trinity.yaml.rules import answer_section
-from sharpen.config.former import former_run
-from sharpen.config.run import DEFAULT_PROJECT
+from sharpen.config.former import DEFAULT_PROJECT, former_run
 
 _SERVE = "run `sharpen serve --config FILE`: it answers applications, and the trainer (mode train) learns from them"
 _VERL = {

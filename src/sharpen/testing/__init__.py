@@ -1,0 +1,35 @@
+"""The tests that every part passes, ours and yours: what `sharpen.contracts` says, put to the proof.
+
+In: a part, and what it needs to be tried. Out: nothing, or an `AssertionError` that says what is not kept. Each
+is a plain function, for any test framework, and is loaded on first use (docs/use/extending.md).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "check_monitor": "sharpen.testing.monitors",
+    "check_reasoning_format": "sharpen.testing.formats",
+    "check_tool_format": "sharpen.testing.formats",
+}
+
+__all__ = [*_HOMES]
+
+if TYPE_CHECKING:
+    from sharpen.testing.formats import check_reasoning_format as check_reasoning_format
+    from sharpen.testing.formats import check_tool_format as check_tool_format
+    from sharpen.testing.monitors import check_monitor as check_monitor
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sharpen.testing' has no attribute {name!r}: there are {', '.join(_HOMES)}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,125 @@
+"""The parts of `examples/extend`, each outside of the package: it keeps the contract, and a run trains with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.config.functions import import_function, import_object
+from sharpen.learning.experience.reading import read_groups
+from sharpen.testing import check_monitor, check_tool_format
+
+EXTEND = Path(__file__).parents[2] / "examples" / "extend"
+
+
+async def letters(task: Any, model: Any) -> WorkflowOutput:
+    """One call, rewarded for the letter 'e'."""
+    reply = await model.client.chat.completions.create(
+        model=model.name, messages=[{"role": "user", "content": task["question"]}], max_tokens=8
+    )
+    return WorkflowOutput(reward=(reply.choices[0].message.content or "").count("e") / 8)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Callable[[str], str]:
+    """Copy an example out of the repository: `place("monitor.py:SqliteMonitor")` is how the settings name it there."""
+
+    def copied(name: str) -> str:
+        file, _, part = name.partition(":")
+        return f"{shutil.copy(EXTEND / file, tmp_path)}:{part}"
+
+    return copied
+
+
+@pytest.fixture
+def trained(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> Callable[..., Any]:
+    """Train the toy model for two steps, or more, with `settings`, and certify it."""
+
+    def train(*, steps: int = 2, **options: Any) -> Any:
+        settings = {
+            "checkpoint_root_dir": str(tmp_path / "runs"),
+            "name": "extended",
+            "rollout.failure_reward": 0.0,
+            "evaluation.before_and_after": False,
+            **options.pop("settings", {}),
+        }
+        arguments = {
+            "train_dataset": DatasetConfig(path=str(toy_dataset), split="train", total_steps=steps),
+            "model": TunerModelConfig(model_path=str(toy_model_dir), max_model_len=128, max_tokens=8),
+            "algorithm": AlgorithmConfig(algorithm_type="grpo", group_size=4, batch_size=2, learning_rate=1e-3),
+            **options,
+        }
+        result = tune(**{"workflow_func": letters, "settings": settings, **arguments})
+        assert json.loads((result.run_dir / "certificate.json").read_text())["holds"]
+        return result
+
+    return train
+
+
+@pytest.fixture
+def announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Install a package that holds an example and announces it: `announced("monitors", "sqlite = ...")`."""
+
+    def install(kind: str, point: str) -> None:
+        module = point.partition("=")[2].partition(":")[0].strip()
+        info = tmp_path / "installed" / f"{module}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[sharpen.{kind}]\n{point}\n")
+        shutil.copy(EXTEND / f"{module}.py", tmp_path / "installed")
+        monkeypatch.syspath_prepend(str(tmp_path / "installed"))
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+    return install
+
+
+def test_a_monitor(place, trained, announced, tmp_path: Path) -> None:
+    part = place("monitor.py:SqliteMonitor")
+    (tmp_path / "tried").mkdir()
+    check_monitor(import_function(part), tmp_path / "tried")
+    result = trained(monitor_type=part)
+    announced("monitors", "sqlite = monitor:SqliteMonitor")
+    trained(monitor_type="sqlite", steps=3)
+    numbers = sqlite3.connect(result.run_dir / "monitor" / "numbers.sqlite")
+    found = dict(numbers.execute("select step, value from numbers where name = 'reward/mean'").fetchall())
+    lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert found == {line["step"]: line["reward/mean"] for line in lines if "reward/mean" in line}
+    assert sorted(found) == [1, 2, 3]
+
+
+STOP = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+async def calls(task: Any, model: Any) -> WorkflowOutput:
+    """One answer that must be a call, in whatever format the model has."""
+    reply = await model.client.chat.completions.create(
+        model=model.name,
+        messages=[{"role": "user", "content": task["question"]}],
+        tools=[{"type": "function", "function": {"name": "stop", "parameters": STOP, "strict": True}}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+    )
+    calls = reply.choices[0].message.tool_calls or ()
+    return WorkflowOutput(reward=len(calls) + reply.usage.completion_tokens / 1000)
+
+
+def test_a_tool_format(place, trained, toy_model_dir: Path, capsys) -> None:
+    part = place("tool_format.py:PHI4_MINI")
+    written = '[{"name": "f", "arguments": {"a": "]"}}, {"name": "g", "arguments": {}}]'
+    check_tool_format(import_object(part), [f"so<|tool_call|>{written}<|/tool_call|>"])
+    model = TunerModelConfig(
+        model_path=str(toy_model_dir), max_model_len=256, max_tokens=128, tool_call_parser=part, reasoning_parser=None
+    )
+    result = trained(workflow_func=calls, model=model)
+    assert "tool calls phi4_mini (as set)" in capsys.readouterr().out
+    rewards = [rollout.reward for group in read_groups(result.run_dir / "run.db") for rollout in group.rollouts]
+    assert len(rewards) == 2 * 2 * 4
+    assert min(rewards) > 1.0, "each answer was read as a call"
