@@ -151,7 +151,7 @@ def test_a_checkpoint_that_cannot_be_read_is_a_problem(run_dir):
 @pytest.mark.parametrize("lost", ["state.json", "optimizer.safetensors", "a weight"])
 def test_a_checkpoint_that_lacks_something_is_a_problem(run_dir, lost):
     """Without its optimizer the moments are 0."""
-    folder = run_dir / "global_step_2"
+    folder = run_dir / ("global_step_1" if lost == "state.json" else "global_step_2")
     if lost == "a weight":
         weights = load_file(folder / "model.safetensors")
         del weights["model.norm.weight"]
@@ -159,7 +159,7 @@ def test_a_checkpoint_that_lacks_something_is_a_problem(run_dir, lost):
     else:
         (folder / "trainer_state" / lost).unlink()
     (problem,) = retrain(run_dir, [2]).problems
-    assert {"a weight": "it has no model.norm.weight", "state.json": "global_step_2 is damaged"}.get(
+    assert {"a weight": "it has no model.norm.weight", "state.json": "global_step_1 is damaged"}.get(
         lost, ""
     ) in problem
 
