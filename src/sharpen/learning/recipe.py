@@ -15,7 +15,6 @@ from sharpen.config.problems import refuse
 from sharpen.config.public import MIN_TEMPERATURE
 from sharpen.config.run import ExpertConfig, RunConfig, SupervisedConfig
 from sharpen.config.trainer import CriticConfig
-from sharpen.learning.algorithm.advantages import ADVANTAGES
 from sharpen.learning.algorithm.presets import Algorithm
 from sharpen.learning.algorithm.resolve import algorithm_of
 from sharpen.learning.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, learns_from_rows, resolve_supervised
@@ -114,7 +113,7 @@ def _rollout_problems(recipe: RolloutRecipe) -> Iterator[str]:
                 f"model.{name} is {value:g}, but {algorithm.name!r} needs tokens sampled from the model's whole "
                 f"distribution: set {name} to {whole}, or train without a probability ratio (raft)"
             )
-    if config.journal.keep_steps is not None and ADVANTAGES[algorithm.advantage].by_states:
+    if config.journal.keep_steps is not None and algorithm.of_advantage.by_states:
         yield (
             f"journal.keep_steps is {config.journal.keep_steps}, but {algorithm.advantage!r} compares states, which "
             "messages show: without them its steps could not be certified. Leave it out"

@@ -35,6 +35,8 @@ _IDENTITY_OF = {
     "eval_dataset.path": "held_out",
     "expert.dataset.path": "expert",
     "distill.teacher_path": "teacher",
+    **{name: name for name in ("algorithm.algorithm_type", "loss.advantage", "loss.policy_loss", "loss.kl")},
+    "loss.aggregation": "loss.aggregation",
 }
 """Settings that are compared by the identity of their files, where that was recorded, and not by their value."""
 _BY_LAST_NAME = ("path", "model_path", "teacher_path", "workflow", "judge")
