@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
@@ -102,14 +102,22 @@ def _summary(model: type[BaseModel]) -> str:
 
 
 def _with_choices(text: str, field: FieldInfo) -> str:
-    ours = [name for part in field.metadata if isinstance(named := _validator(part), PartName) for name in named.ours]
+    ours = [name for part in field.metadata for name in _ours(part)] or _ours_within(field.annotation)
     choices = ", ".join(f"`{choice}`" for choice in ours or _choices(field.annotation))
     own = ", or [one of your own](../use/extending.md)" if ours else ""
     return f"{text} One of {choices}{own}.".strip() if choices else text
 
 
-def _validator(metadata: object) -> object:
-    return metadata.func if isinstance(metadata, AfterValidator) else None
+def _ours(metadata: object) -> tuple[str, ...]:
+    """The names of our own parts, if it is the validator of a setting that names a part."""
+    named = metadata.func if isinstance(metadata, AfterValidator) else None
+    return named.ours if isinstance(named, PartName) else ()
+
+
+def _ours_within(annotation: Any) -> list[str]:
+    """The same of a setting that may be left out."""
+    parts = [part for part in get_args(annotation) if get_origin(part) is Annotated]
+    return [name for part in parts for metadata in get_args(part)[1:] for name in _ours(metadata)]
 
 
 def _choices(annotation: Any) -> list[str]:

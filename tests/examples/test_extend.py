@@ -14,8 +14,11 @@ import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.config.functions import import_function, import_object
+from sharpen.errors import ConfigError
+from sharpen.evidence.certificate.certify import certify
+from sharpen.evidence.certificate.retrain import with_updates
 from sharpen.learning.experience.reading import read_groups
-from sharpen.testing import check_monitor, check_tool_format
+from sharpen.testing import check_algorithm, check_engine, check_monitor, check_tool_format
 
 EXTEND = Path(__file__).parents[2] / "examples" / "extend"
 
@@ -81,6 +84,70 @@ def announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str,
     return install
 
 
+def test_an_algorithm(place, trained, announced) -> None:
+    """By its file and by a package: the certificate and the updates made once more use its second formulas."""
+    part = place("algorithm.py:RANKS")
+    check_algorithm(import_object(part))
+    by_file = trained(algorithm=algorithm(part)).run_dir
+    announced("algorithms", "ranks = algorithm:RANKS")
+    by_name = trained(algorithm=algorithm("ranks"), settings={"name": "announced"}).run_dir
+    for run_dir, name in ((by_file, part), (by_name, "ranks")):
+        assert recorded(run_dir, "algorithm.algorithm_type") == name
+        found = with_updates(certify(run_dir), run_dir, (), print)
+        assert found.holds, found.problems
+        assert not [text for text in found.not_recomputed if "second formula" in text]
+        assert found.repeated
+        assert next(check for check in found.checks if check.name == "advantages").checked
+    assert recorded(by_file, f"identity.{ALGORITHM}") == recorded(by_name, f"identity.{ALGORITHM}")
+
+
+def test_parts_of_an_algorithm_without_their_second_formulas(place, trained, tmp_path: Path) -> None:
+    """The certificate holds, and says everywhere what it did not recompute; another file does not go on."""
+    place("algorithm.py:RANKS")
+    rule = tmp_path / "rule.py"
+    rule.write_text(
+        "import numpy as np\nfrom algorithm import ranks, soft_wall\n\n"
+        "def near(now_E, reference_E, old_E): return (now_E - reference_E) ** 4\n\n"
+        "def alike(rollouts_E, calls_E): return np.full(len(calls_E), 1 / len(calls_E))\n"
+    )
+    loss = {
+        "loss.advantage": f"{rule}:ranks",
+        "loss.policy_loss": f"{rule}:soft_wall",
+        "loss.kl": f"{rule}:near",
+        "loss.aggregation": f"{rule}:alike",
+        "loss.advantage_args": {"power": 0.5},
+    }
+    run_dir = trained(settings=loss).run_dir
+    written = json.loads((run_dir / "certificate.json").read_text())["not_recomputed"]
+    found = with_updates(certify(run_dir), run_dir, (), print)
+    assert found.holds, found.problems
+    for what in ("the advantages", "the losses of tokens", "the KL term", "the weights of tokens"):
+        for said in (written, found.not_recomputed):
+            assert any(text.startswith(what) and "brings no second formula" in text for text in said), (what, said)
+    checked = {check.name: check.checked for check in found.checks}
+    assert not checked["advantages"]
+    assert not checked["token_weights"]
+    assert checked["ids"]
+    assert not found.repeated
+    rule.write_text(rule.read_text() + "\n")
+    with pytest.raises(ConfigError, match=r"the code of .*rule.py:ranks, which is loss.advantage, is not the one"):
+        certify(run_dir)
+    with pytest.raises(ConfigError, match=r"(?s)what loss.advantage holds: \d+ bytes .*what loss.aggregation holds"):
+        trained(settings=loss, steps=3)
+
+
+ALGORITHM = "algorithm.algorithm_type"
+
+
+def recorded(run_dir: Path, name: str) -> Any:
+    """What a run recorded of a setting."""
+    return json.loads((run_dir / "resolved.json").read_text())[name]["value"]
+
+
+def algorithm(name: str) -> AlgorithmConfig:
+    return AlgorithmConfig(algorithm_type=name, group_size=4, batch_size=2, learning_rate=1e-3)
+
+
 def test_a_monitor(place, trained, announced, tmp_path: Path) -> None:
     part = place("monitor.py:SqliteMonitor")
     (tmp_path / "tried").mkdir()
@@ -123,3 +190,13 @@ def test_a_tool_format(place, trained, toy_model_dir: Path, capsys) -> None:
     rewards = [rollout.reward for group in read_groups(result.run_dir / "run.db") for rollout in group.rollouts]
     assert len(rewards) == 2 * 2 * 4
     assert min(rewards) > 1.0, "each answer was read as a call"
+
+
+def test_an_engine(place, trained, toy_model_dir: Path, capsys) -> None:
+    """What it samples, the trainer computes again in every step; new weights come after each."""
+    part = place("engine.py:PlainEngine")
+    check_engine(import_object(f"{part}.start"), toy_model_dir)
+    result = trained(settings={"engine.type": part})
+    assert f"engine: {part} (engine.type)" in capsys.readouterr().out
+    calls = [call for group in read_groups(result.run_dir / "run.db") for one in group.rollouts for call in one.calls]
+    assert {version for call in calls for version in call.versions_S.tolist()} == {0, 1}

@@ -12,11 +12,14 @@ from functools import partial
 from typing import IO, Any
 
 from sharpen.cli.arguments import say
+from sharpen.config.doors import names
 from sharpen.learning.algorithm.advantages import ADVANTAGES
+from sharpen.learning.algorithm.aggregation import AGGREGATIONS
 from sharpen.learning.algorithm.behaviour import CORRECTIONS
 from sharpen.learning.algorithm.distill import FORMULAS, Distill
+from sharpen.learning.algorithm.kl import ESTIMATORS
 from sharpen.learning.algorithm.losses import POLICY_LOSSES
-from sharpen.learning.algorithm.presets import PRESETS, Algorithm
+from sharpen.learning.algorithm.presets import PRESETS, Algorithm, algorithm_named
 from sharpen.learning.algorithm.resolve import as_trained
 from sharpen.learning.algorithm.supervised import SUPERVISED, SupervisedAlgorithm
 from sharpen.screen import fitted, text_width
@@ -29,16 +32,21 @@ def print_algorithms(*, names_only: bool, out: IO[str] | None = None) -> None:
     """Print all presets, and the components that a run's `loss` section can select."""
     out = out or sys.stdout
     if names_only:
-        for name in (*PRESETS, *SUPERVISED):
+        for name in (*names("algorithms", PRESETS), *SUPERVISED):
             say(name, file=out)
         return
     wrap = partial(_wrapped, text_width(out))
-    for algorithm in PRESETS.values():
+    for algorithm in map(algorithm_named, names("algorithms", PRESETS)):
         say("\n".join((*map(wrap, describe(as_trained(algorithm))), "")), file=out)
     for supervised in SUPERVISED.values():
         say("\n".join((*map(wrap, describe_supervised(supervised)), "")), file=out)
-    say(wrap(_labelled("loss.advantage", ", ".join(ADVANTAGES))), file=out)
-    say(wrap(_labelled("loss.policy_loss", ", ".join(POLICY_LOSSES))), file=out)
+    for setting, kind, ours in (
+        ("advantage", "advantages", ADVANTAGES),
+        ("policy_loss", "policy_losses", POLICY_LOSSES),
+        ("kl", "kls", {"none": None, **ESTIMATORS}),
+        ("aggregation", "aggregations", AGGREGATIONS),
+    ):
+        say(wrap(_labelled(f"loss.{setting}", ", ".join(names(kind, ours)))), file=out)
     for name, correction in CORRECTIONS.items():
         say(wrap(_labelled("loss.behaviour", f"{name}: {correction.formula}")), file=out)
 
@@ -46,7 +54,7 @@ def print_algorithms(*, names_only: bool, out: IO[str] | None = None) -> None:
 def algorithms_json() -> dict[str, dict[str, str]]:
     """Return the parts of each algorithm by name: what stands behind each label of its description."""
     descriptions = {
-        **{name: describe(as_trained(algorithm)) for name, algorithm in PRESETS.items()},
+        **{name: describe(as_trained(algorithm_named(name))) for name in names("algorithms", PRESETS)},
         **{name: describe_supervised(algorithm) for name, algorithm in SUPERVISED.items()},
     }
     return {name: dict(map(_part, list(lines)[1:])) for name, lines in descriptions.items()}
@@ -69,7 +77,7 @@ def describe_supervised(algorithm: SupervisedAlgorithm) -> Iterator[str]:
 
 def describe(algorithm: Algorithm) -> Iterator[str]:
     """Yield the lines of an algorithm."""
-    advantage, loss = ADVANTAGES[algorithm.advantage], POLICY_LOSSES[algorithm.policy_loss]
+    advantage, loss = algorithm.of_advantage, algorithm.of_policy_loss
     yield algorithm.name
     yield _labelled(
         "  advantage",

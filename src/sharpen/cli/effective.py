@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sharpen.config.run import DistillConfig, ExpertConfig, LossConfig, RunConfig
-from sharpen.learning.algorithm.advantages import ADVANTAGES
-from sharpen.learning.algorithm.losses import POLICY_LOSSES
-from sharpen.learning.algorithm.presets import PRESETS, Algorithm
+from sharpen.learning.algorithm.presets import Algorithm, algorithm_named
 from sharpen.learning.algorithm.resolve import TIGHT_CLIP
 from sharpen.learning.algorithm.supervised import SupervisedAlgorithm
 from sharpen.learning.recipe import RolloutRecipe, RowRecipe, TrainingRecipe, recipe_of
@@ -41,10 +39,10 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
     preset, given_loss = f"preset {algorithm.name}", config.loss
     for part in ("advantage", "policy_loss", "kl", "entropy_coef", "aggregation"):
         yield f"loss.{part}", (getattr(algorithm, part), preset)
-    own_behaviour = PRESETS[algorithm.name].behaviour == algorithm.behaviour
+    own_behaviour = algorithm_named(algorithm.name).behaviour == algorithm.behaviour
     yield "loss.behaviour", (algorithm.behaviour, preset if own_behaviour else f"a clip below {TIGHT_CLIP:g}")
     yield "loss.kl_coef", (algorithm.kl_coef, "loss.kl none" if given_loss.kl == "none" else preset)
-    advantage, loss = ADVANTAGES[algorithm.advantage].configured, POLICY_LOSSES[algorithm.policy_loss].configured
+    advantage, loss = algorithm.of_advantage.configured, algorithm.of_policy_loss.configured
     for part, own, function, configured in (
         ("advantage", _ADVANTAGE, advantage, algorithm.advantage_args),
         ("policy_loss", _LOSS, loss, algorithm.policy_loss_args),

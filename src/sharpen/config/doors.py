@@ -7,10 +7,13 @@ part, or a `ConfigError` that names what there is. A package announces a part by
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from hashlib import blake2b
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from sharpen.config.functions import import_object
@@ -68,6 +71,24 @@ class PartName:
 def names(kind: str, ours: Mapping[str, Any]) -> list[str]:
     """Return the names of a kind of part: ours, then those that packages announce."""
     return [*ours, *sorted(_announced(kind).keys() - ours.keys())]
+
+
+def place_of_part(kind: str, name: str) -> str:
+    """Return where a part is that is not ours, as `module:object`. Raises `ConfigError` as `find_part` does."""
+    if ":" not in name:
+        find_part(kind, name, {})
+        return _announced(kind)[name][0].value
+    return name
+
+
+def source_identity(kind: str, name: str) -> dict[str, int | str]:
+    """Return the size and a digest of the file with the source of a part that is not ours, by which a run that goes on
+    recognizes it wherever the file is. What that file imports is not in it."""
+    place, _, attributes = place_of_part(kind, name).rpartition(":")
+    import_object(f"{place}:{attributes}")
+    path = Path(place) if place.endswith(".py") else Path(getattr(sys.modules[place], "__file__", None) or "")
+    content = path.read_bytes() if path.is_file() else b""
+    return {"bytes": len(content), "digest": blake2b(attributes.encode() + b"\0" + content, digest_size=8).hexdigest()}
 
 
 def group(kind: str) -> str:

@@ -347,9 +347,12 @@ _UniqueKeyLoader.add_implicit_resolver(
 
 _CODE: tuple[Place, ...] = (
     *(("workflow",), ("judge",), ("evaluation", "own", "*", "workflow"), ("monitor_type",)),
+    *(("engine", "type"),),
     *(("model", "tool_call_parser"), ("model", "reasoning_parser")),
     *(("auxiliary_models", "*", "tool_call_parser"), ("auxiliary_models", "*", "reasoning_parser")),
     *(("sampling", "operators", "*", "name"), ("sampling", "task_operators", "*", "name")),
+    *(("algorithm", "algorithm_type"), ("loss", "advantage"), ("loss", "policy_loss")),
+    *(("loss", "kl"), ("loss", "aggregation")),
 )
 """The settings that say where code is."""
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import builtins
 import re
 from pathlib import PurePath
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from sharpen.config.cluster import ClusterConfig
+from sharpen.config.doors import PartName
 from sharpen.config.former import DEFAULT_PROJECT
 from sharpen.config.gateway import GatewayConfig
 from sharpen.config.journal import JournalConfig
@@ -21,15 +22,25 @@ from sharpen.config.secrets import hide_in_value
 from sharpen.config.sync import SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
 
+ENGINES = ("auto", "embedded", "vllm")
+"""Our own engines, and the choice between them."""
 HELD_OUT = "held-out"
 """The name of the evaluation set that decides whether the run made the model better."""
-KLEstimator = Literal["none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"]
+KLS = ("none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3")
+"""Our own estimators of a divergence."""
+KLEstimator = Annotated[str, AfterValidator(PartName("kls", KLS))]
 KLPlace = Literal["loss", "reward"]
 Behaviour = Literal["none", "plain", "unweighted", "truncated", "masked"]
 DistillDivergence = Literal["reverse_sampled", "forward", "reverse", "js"]
-Aggregation = Literal[
-    "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "rollout-mean", "constant-length"
-]
+AGGREGATIONS = (
+    "token-mean",
+    "sequence-mean-token-mean",
+    "sequence-mean-token-sum",
+    "rollout-mean",
+    "constant-length",
+)
+"""Our own ways to average the losses of tokens."""
+Aggregation = Annotated[str, AfterValidator(PartName("aggregations", AGGREGATIONS))]
 
 
 class LossConfig(Strict):
@@ -156,7 +167,7 @@ class RolloutConfig(Strict):
 class EngineConfig(Strict):
     """The inference engine."""
 
-    type: Literal["auto", "embedded", "vllm"] = "auto"
+    type: Annotated[str, AfterValidator(PartName("engines", ENGINES))] = "auto"
     """`embedded` is Sharpen's own engine, in this process; `vllm` needs vLLM; `auto` takes vLLM if it is installed and
     there is a GPU."""
     device: str = "auto"

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sharpen.config.problems import refuse
 from sharpen.config.public import MIN_TEMPERATURE
 from sharpen.config.run import ExpertConfig, RunConfig, SupervisedConfig
 from sharpen.config.trainer import CriticConfig
-from sharpen.learning.algorithm.advantages import ADVANTAGES
 from sharpen.learning.algorithm.presets import Algorithm
 from sharpen.learning.algorithm.resolve import algorithm_of
 from sharpen.learning.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, learns_from_rows, resolve_supervised
@@ -67,7 +66,8 @@ class RowRecipe(Recipe):
     algorithm: SupervisedAlgorithm
 
 
-EngineType = Literal["embedded", "vllm"]
+EngineType = str
+"""`embedded`, `vllm`, or the name of somebody's own engine."""
 TrainingRecipe = RolloutRecipe | RowRecipe
 R = TypeVar("R", bound=Recipe, covariant=True)
 
@@ -114,7 +114,7 @@ def _rollout_problems(recipe: RolloutRecipe) -> Iterator[str]:
                 f"model.{name} is {value:g}, but {algorithm.name!r} needs tokens sampled from the model's whole "
                 f"distribution: set {name} to {whole}, or train without a probability ratio (raft)"
             )
-    if config.journal.keep_steps is not None and ADVANTAGES[algorithm.advantage].by_states:
+    if config.journal.keep_steps is not None and algorithm.of_advantage.by_states:
         yield (
             f"journal.keep_steps is {config.journal.keep_steps}, but {algorithm.advantage!r} compares states, which "
             "messages show: without them its steps could not be certified. Leave it out"

@@ -22,6 +22,7 @@ from sharpen.config.load import ResolvedConfig, shown_settings
 from sharpen.config.run import RunConfig
 from sharpen.contracts import MonitoredRun
 from sharpen.errors import ConfigError, JournalError
+from sharpen.evidence.certificate.sources import source_identities
 from sharpen.interrupts import stop_signals
 from sharpen.learning.recipe import RolloutRecipe, RowRecipe, TrainingJob
 from sharpen.learning.supervised.data import make_tutor, read_data
@@ -181,6 +182,7 @@ def open_site(
     rows = {"train_dataset": data.training, "held_out": data.held_out, "expert": data.expert}
     identities = {name: rows_identity(some) for name, some in rows.items() if some}
     identities["model"] = model_identity(job.folder)
+    identities |= source_identities(config)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_run_directory(resolved, config_path, identities, data.training))
         stack.enter_context(stop_signals())

@@ -95,7 +95,7 @@ def make_expert_rows(config: RunConfig, algorithm: Algorithm, rows: Sequence[Tas
         rows=rows,
         order=TaskOrder(len(rows), config.seed, _batch_size(config)),
         tutor=make_tutor(config, SFT, folder),
-        weighing=replace(SFT, aggregation=algorithm.aggregation, constant_length=algorithm.constant_length),
+        weighing=replace(SFT, aggregation=str(algorithm.aggregation), constant_length=algorithm.constant_length),
     )
 
 

@@ -34,6 +34,8 @@ _IDENTITY_OF = {
     "train_dataset.path": "train_dataset",
     "eval_dataset.path": "held_out",
     "expert.dataset.path": "expert",
+    **{name: name for name in ("algorithm.algorithm_type", "loss.advantage", "loss.policy_loss", "loss.kl")},
+    "loss.aggregation": "loss.aggregation",
 }
 """Settings that are compared by the identity of their files, where that was recorded, and not by their value."""
 _BY_LAST_NAME = ("path", "model_path", "teacher_path", "workflow", "judge")

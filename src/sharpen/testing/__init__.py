@@ -10,7 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
+    "check_advantage": "sharpen.testing.algorithms",
+    "check_aggregation": "sharpen.testing.algorithms",
+    "check_algorithm": "sharpen.testing.algorithms",
+    "check_engine": "sharpen.testing.engines",
+    "check_kl": "sharpen.testing.algorithms",
     "check_monitor": "sharpen.testing.monitors",
+    "check_policy_loss": "sharpen.testing.algorithms",
     "check_reasoning_format": "sharpen.testing.formats",
     "check_tool_format": "sharpen.testing.formats",
 }
@@ -18,6 +24,12 @@ _HOMES = {
 __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
+    from sharpen.testing.algorithms import check_advantage as check_advantage
+    from sharpen.testing.algorithms import check_aggregation as check_aggregation
+    from sharpen.testing.algorithms import check_algorithm as check_algorithm
+    from sharpen.testing.algorithms import check_kl as check_kl
+    from sharpen.testing.algorithms import check_policy_loss as check_policy_loss
+    from sharpen.testing.engines import check_engine as check_engine
     from sharpen.testing.formats import check_reasoning_format as check_reasoning_format
     from sharpen.testing.formats import check_tool_format as check_tool_format
     from sharpen.testing.monitors import check_monitor as check_monitor

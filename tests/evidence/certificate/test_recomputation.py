@@ -4,14 +4,13 @@ out by hand where it is the only one that says so."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
 from experience_builders import audited, make_call, make_group, make_rollout, rules_of
 from planted_run import a_step, resolved
 
-from sharpen.config.run import Aggregation
+from sharpen.config.run import AGGREGATIONS
 from sharpen.evidence.certificate import rules
 from sharpen.evidence.certificate.expectation import expect
 from sharpen.evidence.certificate.formulas import FORMULAS
@@ -100,7 +99,7 @@ def test_every_advantage_is_recomputed(advantage: str, given: bool) -> None:
             assert checks["advantages"].checked > 100
 
 
-@pytest.mark.parametrize("aggregation", get_args(Aggregation))
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_every_aggregation_is_recomputed(aggregation: str) -> None:
     algorithm = Algorithm(name="x", aggregation=aggregation, constant_length=7, source="")
     groups = some_step(0)

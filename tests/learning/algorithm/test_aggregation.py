@@ -1,7 +1,6 @@
 """Aggregation modes: closed-form weights and gradients."""
 
 from random import Random
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharpen.config.run import Aggregation
+from sharpen.config.run import AGGREGATIONS
 from sharpen.learning.algorithm.advantages import grpo
 from sharpen.learning.algorithm.aggregation import token_weights
 from sharpen.learning.algorithm.losses import ppo_clip
@@ -25,7 +24,7 @@ EXPECTED = {
     "rollout-mean": [1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 4, 1 / 4],
     "constant-length": [1 / 20] * 6,  # of length 10
 }
-MODES = get_args(Aggregation)
+MODES = AGGREGATIONS
 
 
 def weigh(mode: str, rollouts: np.ndarray, calls: np.ndarray) -> np.ndarray:

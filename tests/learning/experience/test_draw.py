@@ -1,7 +1,6 @@
 """Drawing a batch: advantages, weights, counts, and that merging changes nothing."""
 
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ from experience_builders import call_trees, make_call, make_group, make_rollout,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharpen.config.run import Aggregation
+from sharpen.config.run import AGGREGATIONS
 from sharpen.errors import CallError
 from sharpen.learning.algorithm.presets import PRESETS, Algorithm
 from sharpen.learning.experience.draw import Batch, make_batch, score, split_minibatches
@@ -60,7 +59,7 @@ def algorithms() -> list[Algorithm]:
     return [
         replace(preset, aggregation=aggregation, constant_length=7)  # type: ignore[arg-type]
         for preset in presets
-        for aggregation in get_args(Aggregation)
+        for aggregation in AGGREGATIONS
     ]
 
 

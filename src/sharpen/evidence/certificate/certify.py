@@ -38,6 +38,7 @@ from sharpen.evidence.certificate.lineage import Lineage, in_words, read_lineage
 from sharpen.evidence.certificate.rollouts import recompute_steps
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.evidence.certificate.saved_weights import SavedWeights, read_saved_weights
+from sharpen.evidence.certificate.sources import check_sources, without_second
 from sharpen.evidence.certificate.verdict import judge_again
 from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.learning.experience.reading import read_checks, read_groups_at, read_parity
@@ -57,6 +58,7 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
         if not (run_dir / name).exists():
             raise ConfigError(f"{run_dir} is not a run directory: it has no {name}")
     config = read_resolved(run_dir / "resolved.json")
+    check_sources(config, _recorded_sources(run_dir / "resolved.json"))
     saved = read_saved_weights(run_dir, every=logprobs)
     if learns_from_rows(config):
         from sharpen.evidence.certificate.rows import recompute
@@ -72,14 +74,24 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
     return with_verdict(found, run_dir, config)
 
 
+def _recorded_sources(path: Path) -> dict[str, dict[str, int | str]]:
+    """Return the identities of the algorithm's parts that the run recorded, by setting."""
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        name.removeprefix("identity."): one["value"] for name, one in entries.items() if name.startswith("identity.")
+    }
+
+
 def with_verdict(certificate: Certificate, run_dir: Path, config: RunConfig) -> Certificate:
-    """Return the certificate with what computing the verdict again found. `config` are the run's current settings."""
+    """Return the certificate with what computing the verdict again found, and with what it does not cover because a
+    part of the algorithm brings no second formula. `config` are the run's current settings."""
+    missing = tuple(without_second(config).values())
     judged = judge_again(run_dir, Settings.of(run_dir, config).config, read_lineage(run_dir))
     return replace(
         certificate,
         verdict=judged.line,
         problems=(*certificate.problems, *judged.problems),
-        not_recomputed=(*certificate.not_recomputed, *judged.not_recomputed),
+        not_recomputed=(*certificate.not_recomputed, *missing, *judged.not_recomputed),
     )
 
 

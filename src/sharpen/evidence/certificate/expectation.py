@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from sharpen.config.run import AGGREGATIONS
+from sharpen.evidence.certificate.brought import weights_of
 from sharpen.evidence.certificate.formulas import CallTerms, Member, spread
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.types import MODEL_CAUSED, Call, Group, Outcome, Rollout
@@ -31,15 +33,15 @@ TRAINED = "trained"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedCall:
-    """A call that must carry loss: its update (from 0), its advantage, and the weight of each of its tokens. `slack` is
-    how far the advantage may be off by rounding."""
+    """A call that must carry loss: its update (from 0), its advantage, and the weight of each of its tokens; None for
+    what a part without a second formula determines. `slack` is how far the advantage may be off by rounding."""
 
     rollout_id: str
     group_id: str
     call: Call
     update: int
-    advantage: float
-    weight: float
+    advantage: float | None
+    weight: float | None
     slack: float
 
 
@@ -200,7 +202,7 @@ def _allowed_statuses(
     if len(members) > 1 and rules.std_threshold is not None:
         unpunished = replace(rules, overlong_cache=None)
         recorded = [_member(rollout, group, unpunished) for rollout in rollouts]
-        excess = spread(recorded, rules.advantage, rules.arguments) - rules.std_threshold
+        excess = spread(recorded, rules.formula, rules.arguments) - rules.std_threshold
         if excess < -ROUNDING or (excess <= 0.0 and rules.std_threshold == 0.0):
             return ("flat",)
         allowed += ["flat"] if excess <= ROUNDING else []
@@ -246,6 +248,7 @@ def _calls(
             answers[update] = answers.get(update, 0) + len(member.calls)
             rollouts[update] = rollouts.get(update, 0) + (length > 0)
     calls = {}
+    theirs = {} if rules.aggregation in AGGREGATIONS else _weights_brought(updates, members, rules.aggregation)
     for id_, update in updates.items():
         for rollout, member in zip(participants[id_], members[id_], strict=True):
             of_rollout = sum(call.num_tokens for call in member.calls)
@@ -262,8 +265,25 @@ def _calls(
                     group_id=id_,
                     call=rollout.calls[trained.index],
                     update=update,
-                    advantage=numbers[rollout.id, trained.index],
-                    weight=1.0 / shares[rules.aggregation],
+                    advantage=numbers[rollout.id, trained.index] if rules.formula.known else None,
+                    weight=1.0 / shares[rules.aggregation]
+                    if rules.aggregation in shares
+                    else theirs[rollout.id, trained.index],
                     slack=slack,
                 )
     return calls
+
+
+def _weights_brought(
+    updates: Mapping[str, int], members: Mapping[str, Sequence[Member]], aggregation: str
+) -> dict[tuple[str, int], float | None]:
+    """Return the weight of the tokens of each call by the second formula of an aggregation that the user brings; None
+    without one."""
+    weights: dict[tuple[str, int], float | None] = {}
+    for update in set(updates.values()):
+        rollouts = [member for id_, one in updates.items() if one == update for member in members[id_]]
+        calls = [(number, call) for number, member in enumerate(rollouts) for call in member.calls]
+        found = weights_of(aggregation, [(number, call.num_tokens) for number, call in calls])
+        for place, (number, call) in enumerate(calls):
+            weights[rollouts[number].rollout_id, call.index] = None if found is None else found[place]
+    return weights

@@ -276,7 +276,7 @@ def _own_rewards(groups: Groups) -> PerCall:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
     """An advantage. `critic`: the trainer makes the advantages of tokens from these numbers with a critic. `compares`
-    names the numbers that a group without spread has in common."""
+    names the numbers that a group without spread has in common. `known`: there is a second formula."""
 
     numbers: Callable[..., PerCall]
     group_relative: bool = True
@@ -286,6 +286,7 @@ class Formula:
     critic: bool = False
     entropy_clip: bool = False
     compares: str = "rewards"
+    known: bool = True
 
 
 FORMULAS: Mapping[str, Formula] = {
@@ -315,9 +316,9 @@ FORMULAS: Mapping[str, Formula] = {
 """The formulas, by their names in the configuration."""
 
 
-def spread(members: Sequence[Member], advantage: str, arguments: Mapping[str, object]) -> float:
+def spread(members: Sequence[Member], formula: Formula, arguments: Mapping[str, object]) -> float:
     """Return the largest standard deviation among the sets of numbers that an advantage compares within a group."""
-    kind = FORMULAS[advantage].compares
+    kind = formula.compares
     if kind == "rewards":
         return _std(_rewards(members))
     if kind == "episodes":

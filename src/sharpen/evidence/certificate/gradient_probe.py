@@ -28,7 +28,6 @@ from sharpen.evidence.certificate.likeness import FACTOR, SEVERAL, Gap, compare_
 from sharpen.evidence.certificate.loss_rules import LossRules
 from sharpen.evidence.certificate.plain_adamw import Rates, State
 from sharpen.evidence.certificate.plain_clip import EntropyClip
-from sharpen.evidence.certificate.plain_losses import POLICY_LOSSES
 from sharpen.evidence.certificate.plain_model import PlainModel, PlainSequence
 from sharpen.evidence.certificate.plain_quantized import FourBits
 from sharpen.evidence.certificate.plain_steps import episodes, row_loss, without_formula, without_gradient
@@ -187,12 +186,9 @@ def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, 
     For `free` see `probe_gradients`."""
     reasons = [*without_gradient(config)]
     if not learns_from_rows(config):
-        loss = LossRules.of(config)
         reasons += without_formula(config)
         if config.expert.dataset is not None:
             reasons.append("an expert's rows train beside the rollouts")
-        if loss.policy_loss not in POLICY_LOSSES:
-            reasons.append(f"{loss.policy_loss} is a loss of your own")
     try:
         teacher = teacher_folder(config)
     except ModelError as error:

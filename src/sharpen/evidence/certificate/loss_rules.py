@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharpen.config.run import RunConfig
+from sharpen.evidence.certificate.brought import algorithm_of, narrowest_bound
 
 _GRPO_CLIP = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
 
@@ -36,7 +37,7 @@ class LossRules:
     @classmethod
     def of(cls, config: RunConfig) -> LossRules:
         """Return the loss that a run's settings define."""
-        preset, loss = PRESETS[config.algorithm.algorithm_type], config.loss
+        preset, loss = _preset(config.algorithm.algorithm_type), config.loss
         arguments = dict(preset.arguments) if loss.policy_loss is None else {}
         arguments |= loss.policy_loss_args
         arguments |= {name: value for name in _GRPO_CLIP if (value := getattr(loss, name)) is not None}
@@ -54,13 +55,13 @@ class LossRules:
             arguments=arguments,
             kl=kl if coefficient else "none",
             kl_coef=coefficient,
-            kl_in_reward=loss.kl_in == "reward",
-            kl_target=loss.kl_target,
-            kl_horizon=loss.kl_horizon or 10_000,
+            kl_in_reward=preset.kl_in_reward if loss.kl_in is None else loss.kl_in == "reward",
+            kl_target=loss.kl_target or preset.kl_target,
+            kl_horizon=loss.kl_horizon or preset.kl_horizon,
             behaviour=behaviour,
             behaviour_low=low if loss.behaviour_low is None else loss.behaviour_low,
             behaviour_high=high if loss.behaviour_high is None else loss.behaviour_high,
-            entropy_coef=loss.entropy_coef or 0.0,
+            entropy_coef=preset.entropy_coef if loss.entropy_coef is None else loss.entropy_coef,
         )
 
 
@@ -81,6 +82,8 @@ _CLIPS: Mapping[str, Mapping[str, float]] = {
 
 def _narrowest(policy_loss: str, arguments: Mapping[str, Any]) -> float:
     """Return the smallest of a loss's clips; infinite if it has none."""
+    if not is_ours(policy_loss):
+        return narrowest_bound(policy_loss, arguments)
     if arguments.get("clip") == "none":
         return math.inf
     return min((arguments.get(name, usual) for name, usual in _CLIPS.get(policy_loss, {}).items()), default=math.inf)
@@ -124,3 +127,37 @@ PRESETS: Mapping[str, LossRules] = {
     "gigpo": LossRules(arguments={"clip_low": 0.2, "clip_high": 0.2}, kl="low_var_kl", kl_coef=0.01),
 }
 """The losses of the algorithms, by their name in `algorithm.algorithm_type`."""
+
+
+POLICY_LOSSES = frozenset(
+    {
+        *("ppo", "gspo", "cispo", "sapo", "sapo_gate", "topr", "opmd", "reinforce", "sft", "importance_sampling"),
+        *("m2po", "sppo", "rec"),
+    }
+)
+"""The names of our own policy losses."""
+
+
+def is_ours(policy_loss: str) -> bool:
+    """Whether a policy loss is one of ours, or one that the user brings."""
+    return policy_loss in POLICY_LOSSES
+
+
+def _preset(name: str) -> LossRules:
+    """Return the loss of an algorithm, ours or one that the user brings."""
+    if name in PRESETS:
+        return PRESETS[name]
+    found = algorithm_of(name)
+    return LossRules(
+        policy_loss=found.policy_loss,
+        arguments=found.policy_loss_args,
+        kl=found.kl,
+        kl_coef=found.kl_coef,
+        kl_in_reward=found.kl_in == "reward",
+        kl_target=found.kl_target,
+        kl_horizon=found.kl_horizon,
+        behaviour=found.behaviour,
+        behaviour_low=found.behaviour_low,
+        behaviour_high=found.behaviour_high,
+        entropy_coef=found.entropy_coef,
+    )

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from sharpen.config.run import KLS
+from sharpen.evidence.certificate.brought import second_of
 from sharpen.evidence.certificate.loss_rules import LossRules
 
 Tensor = torch.Tensor
@@ -140,6 +142,17 @@ POLICY_LOSSES: Mapping[str, Callable[..., Tensor]] = {
 """The losses, by their names in the configuration."""
 
 
+def policy_loss(rules: LossRules) -> Callable[..., Tensor]:
+    """Return the loss that the rules name: ours, or the second formula of one that the user brings."""
+    return POLICY_LOSSES.get(rules.policy_loss) or _second("policy_loss", rules.policy_loss)
+
+
+def _second(part: str, name: str) -> Callable[..., Tensor]:
+    second = second_of(part, name)
+    assert second is not None, f"{name} has no second formula: its updates cannot be repeated"
+    return second
+
+
 def left_out_by_moment(pairs: Sequence[tuple[Tensor, Tensor]], threshold: float = 0.04) -> list[Tensor]:
     """Decide which tokens of an update M2PO leaves out: of those that are pushed on (advantage and log ratio have the
     same sign), the largest squared log ratios, until the mean of the others is at most `threshold`. In: advantages and
@@ -164,6 +177,8 @@ def left_out_by_moment(pairs: Sequence[tuple[Tensor, Tensor]], threshold: float 
 
 def divergence(rules: LossRules, now_S: Tensor, reference_S: Tensor, old_S: Tensor) -> Tensor:
     """Estimate the divergence from the reference for each token."""
+    if rules.kl not in KLS:
+        return _second("kl", rules.kl)(now_S, reference_S, old_S)
     apart_S = now_S - reference_S
     narrow_S = _narrow(apart_S)
     if rules.kl == "k1":

@@ -26,6 +26,7 @@ from sharpen.evidence.certificate.plain_model import PlainSequence
 from sharpen.evidence.certificate.plain_teacher import Teaching
 from sharpen.evidence.certificate.plain_update import PairLoss, PlainStep
 from sharpen.evidence.certificate.rules import Rules
+from sharpen.evidence.certificate.sources import without_second
 from sharpen.learning.experience.evidence import read_delivery, read_step_groups
 from sharpen.learning.experience.reading import read_groups_at
 from sharpen.types import RouteArray
@@ -49,7 +50,7 @@ class RolloutSteps:
     def step(self, step: int) -> PlainStep | str:
         """Return a step, or say why it cannot be repeated."""
         config, rules = self._settings.config(step), self._settings.rules(step)
-        for reason in (*unrepeatable(config), *without_formula(config)):
+        for reason in (*unrepeatable(config), *without_formula(config), *without_second(config).values()):
             return reason
         expected = self._expected(step)
         updates: list[list[PlainSequence]] = [[] for _ in range(1 + max((one.update for one in expected), default=-1))]
@@ -91,6 +92,7 @@ class RolloutSteps:
 
     def _sequence(self, one: ExpectedCall) -> PlainSequence:
         call = one.call
+        assert one.advantage is not None and one.weight is not None, "see `without_second`"  # noqa: PT018
         prompt, sampled = call.prompt_ids_P, call.sampled_ids_S
         allowed_SV = None
         if call.constraint is not None:
@@ -158,6 +160,7 @@ def without_formula(config: RunConfig) -> Iterator[str]:
         "a critic learns what a teacher gives": rules.teacher and rules.formula.critic,
     }
     yield from (reason for reason, applies in cases.items() if applies)
+    yield from (why for part, why in without_second(config).items() if part in ("policy_loss", "kl"))
 
 
 def episodes(rules: Rules, config: RunConfig) -> Episodes:

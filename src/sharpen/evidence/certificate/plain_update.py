@@ -23,11 +23,11 @@ from sharpen.evidence.certificate.plain_clip import EntropyClip, entropy_terms
 from sharpen.evidence.certificate.plain_credit import Credit, Episodes, Tokens, assign
 from sharpen.evidence.certificate.plain_expert import ExpertLoss
 from sharpen.evidence.certificate.plain_losses import (
-    POLICY_LOSSES,
     adapted_coefficient,
     behaviour_weight,
     divergence,
     left_out_by_moment,
+    policy_loss,
 )
 from sharpen.evidence.certificate.plain_model import PlainModel, PlainSequence
 from sharpen.evidence.certificate.plain_teacher import Teaching
@@ -232,7 +232,7 @@ def _backward_one(
     base_S = recorded_S if one.before_S is None else one.before_S
     advantages_S = one.credit.advantages_S.to(now_S) * kept_S
     arguments = {} if rules.policy_loss == "m2po" else rules.arguments
-    loss_S = POLICY_LOSSES[rules.policy_loss](now_S, base_S, advantages_S, **arguments)
+    loss_S = policy_loss(rules)(now_S, base_S, advantages_S, **arguments)
     if one.before_S is not None:
         loss_S = loss_S * behaviour_weight(rules, one.before_S, recorded_S)
     loss_S, apart_S = share * loss_S, torch.zeros_like(now_S)

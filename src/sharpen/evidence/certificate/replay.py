@@ -57,9 +57,12 @@ class Memory:
 
     def keep(self, groups: Sequence[Group], trained: Iterable[ExpectedCall], rules: Rules) -> None:
         """Record that these groups trained: add one to their uses and update their mean absolute advantage. Groups
-        whose mean is 0 are dropped."""
+        whose mean is 0 are dropped. A run without replay keeps none."""
+        if not rules.replayed_groups:
+            return
         sizes: dict[str, list[float]] = {}
         for call in trained:
+            assert call.advantage is not None, "a run that replays has a second formula of its advantage"
             size = abs(float(np.float32(call.advantage)))
             sizes.setdefault(call.group_id, []).append(size if size > call.slack else 0.0)
         for group in groups:

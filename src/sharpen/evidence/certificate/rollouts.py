@@ -176,11 +176,13 @@ def differences(step: int, expected: Expectation, trained: Mapping[tuple[str, in
         yield f"step {step}: rollout {key[0]}, call {key[1]} {wrong}"
     for key in expected.calls.keys() & trained.keys():
         expected_call, count = expected.calls[key], len(expected.calls[key].call.sampled_ids_S)
-        slack = TOLERANCE * abs(expected_call.advantage) + expected_call.slack
-        if count != trained[key].num_tokens or not abs(expected_call.advantage - trained[key].advantage) <= slack:
+        found = trained[key].advantage
+        number = found if expected_call.advantage is None else expected_call.advantage
+        slack = TOLERANCE * abs(number) + expected_call.slack
+        if count != trained[key].num_tokens or not abs(number - found) <= slack:
             yield (
                 f"step {step}: rollout {key[0]}, call {key[1]} was trained on {trained[key].num_tokens} tokens with "
-                f"advantage {trained[key].advantage:.6g}, but {count} and {expected_call.advantage:.6g} were expected"
+                f"advantage {found:.6g}, but {count} and {number:.6g} were expected"
             )
 
 

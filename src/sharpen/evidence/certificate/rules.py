@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharpen.config.run import RunConfig
-from sharpen.errors import ConfigError
+from sharpen.evidence.certificate.brought import algorithm_of, formula_of
 from sharpen.evidence.certificate.formulas import FORMULAS, Formula
 
 _TOKENS, _SEQUENCES = "token-mean", "sequence-mean-token-mean"
@@ -28,6 +28,7 @@ class Preset:
     max_refill: float = 0.0
     teacher: bool = False
     expert: bool = False
+    kl_in: str = "loss"
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -95,7 +96,7 @@ class Rules:
     @classmethod
     def of(cls, config: RunConfig) -> Rules:
         """Return the rules that a run's settings define."""
-        preset = PRESETS[config.algorithm.algorithm_type]
+        preset = _preset(config.algorithm.algorithm_type)
         loss, sampling, batch_size = config.loss, config.sampling, config.algorithm.batch_size
         advantage = loss.advantage or preset.advantage
         arguments = dict(preset.arguments) if loss.advantage is None else {}
@@ -121,17 +122,15 @@ class Rules:
             replayed_groups=int(sampling.replay_share * batch_size),
             replay_by_signal=sampling.replay_priority == "signal",
             seed=config.seed,
-            kl_in_reward=loss.kl_in == "reward",
+            kl_in_reward=(loss.kl_in or preset.kl_in) == "reward",
             teacher=preset.teacher,
             expert=preset.expert,
         )
 
     @property
     def formula(self) -> Formula:
-        """The advantage's formula. Raises `ConfigError` for one that is not ours."""
-        if self.advantage not in FORMULAS:
-            raise ConfigError(f"loss.advantage is {self.advantage!r}: it is none of {', '.join(FORMULAS)}")
-        return FORMULAS[self.advantage]
+        """The advantage's formula. Raises `ConfigError` for one that nobody has."""
+        return FORMULAS[self.advantage] if self.advantage in FORMULAS else formula_of(self.advantage)
 
     @property
     def centred(self) -> bool:
@@ -143,3 +142,18 @@ class Rules:
         """The arguments of the formula. Those of a critic and of the entropy clip are for the trainer, not for the
         formula."""
         return {} if self.formula.critic or self.formula.entropy_clip else self.arguments
+
+
+def _preset(name: str) -> Preset:
+    """Return the preset of an algorithm, ours or one that the user brings."""
+    if name in PRESETS:
+        return PRESETS[name]
+    found = algorithm_of(name)
+    return Preset(
+        advantage=found.advantage,
+        arguments=found.advantage_args,
+        aggregation=found.aggregation,
+        std_threshold=found.std_threshold,
+        max_refill=found.max_refill,
+        kl_in=found.kl_in,
+    )

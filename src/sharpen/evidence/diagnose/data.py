@@ -68,12 +68,11 @@ class RolloutRunData(Steps):
     @property
     def by_rewards(self) -> bool:
         """Whether the run learns from rewards."""
-        from sharpen.learning.algorithm.advantages import ADVANTAGES
-        from sharpen.learning.algorithm.presets import PRESETS
+        from sharpen.learning.algorithm.advantages import advantage_named
+        from sharpen.learning.algorithm.presets import algorithm_named
 
-        return ADVANTAGES[
-            self.config.loss.advantage or PRESETS[self.config.algorithm.algorithm_type].advantage
-        ].needs_reward
+        preset = algorithm_named(self.config.algorithm.algorithm_type)
+        return advantage_named(self.config.loss.advantage or preset.advantage).needs_reward
 
     @property
     def reward(self) -> Trend | None:

@@ -8,15 +8,17 @@ Shape suffixes: R rollouts of the step, C trained calls of the step, G rollouts 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb
 from typing import Any
 
 import numpy as np
 
+from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.clip_entropy import BoolArray, clip_by_batch, clip_by_vocabulary
 from sharpen.learning.algorithm.gae import gae, unbiased_gae
+from sharpen.learning.algorithm.parts import AdvantageFunction, named
 from sharpen.learning.algorithm.returns import (
     FloatArray,
     IndexArray,
@@ -322,9 +324,15 @@ class Advantage:
     teaches nothing. With `of_tokens`, `function` returns rewards of calls, and `of_tokens` computes from them and the
     critic's values the advantages of single tokens, over a whole rollout or (`per_call`) call by call. `clip` decides
     from entropies which tokens keep the advantage that `function` returns.
+
+    `second` is the formula once more, for the certificate; ours are in `evidence.certificate.formulas`. It shares no
+    code with `function`, takes the same parameters, and gets the groups that train, each a sequence of members. A
+    member has `reward`, `episode` (the sum of its step rewards, or else its reward), `baseline`, and `calls`, each with
+    `num_tokens`, `reward_after`, `own_reward` and `state`. It returns for each group a list with a number for each
+    member, or with a list of numbers, one for each call.
     """
 
-    function: Callable[..., FloatArray]
+    function: AdvantageFunction
     formula: str
     group_relative: bool = True
     centred: bool = False
@@ -336,6 +344,7 @@ class Advantage:
     needs_reward: bool = True
     by_states: bool = False
     clip: Callable[..., BoolArray] | None = None
+    second: Callable[..., Sequence[Sequence[float | Sequence[float]]]] | None = None
 
     @property
     def configured(self) -> Callable[..., Any]:
@@ -418,3 +427,20 @@ ADVANTAGES: dict[str, Advantage] = {
     ),
 }
 """Advantages by their names in the configuration."""
+
+
+def advantage_named(name: str | Advantage | AdvantageFunction) -> Advantage:
+    """Return the advantage of a name in the settings. Raises `ConfigError` for one of somebody else's that is none, or
+    has a part that the certificate could not compute again."""
+    advantage = named("advantages", name, ADVANTAGES, Advantage)
+    if not (isinstance(name, str) and name in ADVANTAGES):
+        if advantage.of_tokens is not None or advantage.clip is not None:
+            raise ConfigError(f"{name} has of_tokens or clip, which only our own advantages have: leave them out")
+        if advantage.spread not in SPREADS:
+            known = ", ".join(sorted(spread.__name__ for spread in SPREADS))
+            raise ConfigError(f"{name} has a spread of its own: the certificate computes only {known}")
+    return advantage
+
+
+SPREADS = (reward_spread, return_spread, state_spread, step_spread, call_spread)
+"""What `Advantage.spread` may be."""

@@ -107,7 +107,7 @@ def configured(name: str, preset: Distill | None, config: DistillConfig | None) 
 
 
 def check_without_rewards(
-    name: str, advantage: str, distill: Distill | None, loss: LossConfig, sampling: SamplingConfig | None
+    name: str, advantage: object, distill: Distill | None, loss: LossConfig, sampling: SamplingConfig | None
 ) -> None:
     """Raise `ConfigError` for settings that have no effect in an algorithm that uses no rewards, or if it has no
     teacher either."""

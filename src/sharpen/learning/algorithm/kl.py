@@ -20,9 +20,11 @@ Shape suffixes: E tokens that carry loss.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sharpen.learning.algorithm.losses import log_ratio
+from sharpen.learning.algorithm.parts import KLFunction, named
 
 if TYPE_CHECKING:
     import torch
@@ -63,15 +65,35 @@ def corrected_k3(logprobs_E: torch.Tensor, other_E: torch.Tensor, old_E: torch.T
     return log_ratio(logprobs_E, old_E).exp() * k3(logprobs_E, other_E)
 
 
-ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "k1": k1,
-    "k2": k2,
-    "k3": k3,
-    "low_var_kl": low_var_kl,
-    "abs": absolute,
-    "corrected_k3": corrected_k3,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KL:
+    """An estimator. `second` is the formula once more, for the certificate: it shares no code with `function`, and
+    takes and returns the same, of the tokens of one call; ours are in `evidence.certificate.plain_losses`."""
+
+    function: KLFunction
+    second: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+
+ESTIMATORS: dict[str, KL] = {
+    "k1": KL(function=k1),
+    "k2": KL(function=k2),
+    "k3": KL(function=k3),
+    "low_var_kl": KL(function=low_var_kl),
+    "abs": KL(function=absolute),
+    "corrected_k3": KL(function=corrected_k3),
 }
 """Estimators by their names in the configuration."""
+
+
+def kl_named(name: str | KL | KLFunction) -> KL:
+    """Return the estimator of a name in the settings, with its second formula. Raises `ConfigError` for one of somebody
+    else's that is none."""
+    return named("kls", name, ESTIMATORS, KL)
+
+
+def estimator(name: str | KL | KLFunction) -> KLFunction:
+    """Return the function of `kl_named`."""
+    return kl_named(name).function
 
 
 _MAX_ERROR = 0.2

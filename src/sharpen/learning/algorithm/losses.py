@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from sharpen.errors import ConfigError
+from sharpen.learning.algorithm.parts import PolicyLossFunction, named
 from sharpen.learning.algorithm.second_moment import Kept, within_moment
 
 if TYPE_CHECKING:
@@ -283,15 +285,20 @@ class PolicyLoss:
     truncated distribution. `by_call`: it also takes `calls_E`. `off_policy`: it is meant for tokens of an older policy
     although it has no ratio. `bounds`: its parameters that limit how far the ratio may be from 1 before a token loses
     its gradient.
+
+    `second` is the formula once more, for the certificate; ours are in `evidence.certificate.plain_losses`. It shares
+    no code with `function`, takes the same parameters, and gets the tokens of one call: logprobs now, those they are
+    compared with, and advantages. It returns the loss of each token.
     """
 
-    function: Callable[..., Losses]
+    function: PolicyLossFunction
     formula: str
     needs_ratio: bool = True
     by_call: bool = False
     off_policy: bool = False
     bounds: tuple[str, ...] = ()
     mask: Callable[..., Kept] | None = None
+    second: Callable[..., torch.Tensor] | None = None
 
     @property
     def configured(self) -> Callable[..., Any]:
@@ -337,3 +344,12 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     ),
 }
 """Policy losses by their names in the configuration."""
+
+
+def policy_loss_named(name: str | PolicyLoss | PolicyLossFunction) -> PolicyLoss:
+    """Return the policy loss of a name in the settings. Raises `ConfigError` for one of somebody else's that is none,
+    or has a part that the certificate could not compute again."""
+    loss = named("policy_losses", name, POLICY_LOSSES, PolicyLoss)
+    if not (isinstance(name, str) and name in POLICY_LOSSES) and loss.mask is not None:
+        raise ConfigError(f"{name} has a mask, which only our own policy losses have: leave it out")
+    return loss

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
+from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.behaviour import behaviour_weights
-from sharpen.learning.algorithm.kl import ESTIMATORS, k3
-from sharpen.learning.algorithm.losses import POLICY_LOSSES, log_ratio
+from sharpen.learning.algorithm.kl import estimator, k3
+from sharpen.learning.algorithm.losses import log_ratio
 from sharpen.learning.algorithm.presets import Algorithm
 
 MIN_EFFECTIVE_SAMPLE_SHARE = 0.3
@@ -128,7 +129,7 @@ def policy_objective(
     policy_loss, kl_loss, entropy_loss = policy_weight * (weights_E * policy_E).sum(), zero, zero
     kl_reference, entropy_sum, distill_loss, divergence_sum = zero, zero, zero, zero
     if algorithm.needs_reference:
-        kl_E = ESTIMATORS[algorithm.kl](logprobs_E, _required(ref_logprobs_E), old_logprobs_E)
+        kl_E = estimator(algorithm.kl)(logprobs_E, _required(ref_logprobs_E), old_logprobs_E)
         if algorithm.kl_in == "loss":
             kl_loss = algorithm.kl_coef * (weights_E * kl_E).sum()
         kl_reference = kl_E.detach().sum()
@@ -184,13 +185,18 @@ def _policy_tokens(
     base_E: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return each token's policy loss, whether it was clipped, its behaviour weight, and whether that was bounded."""
-    loss = POLICY_LOSSES[algorithm.policy_loss]
+    loss = algorithm.of_policy_loss
     inputs: tuple[torch.Tensor, ...] = (logprobs_E, base_E, advantages_E)
     if algorithm.by_call:
         assert calls_E is not None, f"{algorithm.policy_loss} compares calls: the call of each token is needed"
         inputs = (*inputs, calls_E)
     arguments = algorithm.policy_loss_args if loss.mask is None else {}
     policy_E, clipped_E = loss.function(*inputs, **arguments)
+    if policy_E.shape != logprobs_E.shape or clipped_E.shape != logprobs_E.shape or clipped_E.dtype != torch.bool:
+        raise ConfigError(
+            f"the policy loss {algorithm.policy_loss!r} must return a loss for each of {logprobs_E.numel()} tokens and "
+            f"whether it was clipped (bool); the shapes are {tuple(policy_E.shape)} and {tuple(clipped_E.shape)}"
+        )
     if algorithm.behaviour == "none":
         return policy_E, clipped_E, torch.ones_like(old_logprobs_E), torch.zeros_like(clipped_E)
     weight_E, bounded_E = behaviour_weights(

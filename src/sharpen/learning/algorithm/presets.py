@@ -10,17 +10,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sharpen.config.run import (
-    Aggregation,
-    Behaviour,
-    KLEstimator,
-    KLPlace,
-)
-from sharpen.learning.algorithm.advantages import ADVANTAGES
+import numpy as np
+
+from sharpen.config.doors import find_part
+from sharpen.config.run import Aggregation, Behaviour, KLEstimator, KLPlace
+from sharpen.errors import ConfigError
+from sharpen.learning.algorithm.advantages import Advantage, advantage_named
+from sharpen.learning.algorithm.aggregation import TokenWeights
 from sharpen.learning.algorithm.clip_entropy import BoolArray
 from sharpen.learning.algorithm.distill import Distill
 from sharpen.learning.algorithm.expert import Expert
-from sharpen.learning.algorithm.losses import POLICY_LOSSES
+from sharpen.learning.algorithm.kl import KL
+from sharpen.learning.algorithm.losses import PolicyLoss, policy_loss_named
+from sharpen.learning.algorithm.parts import (
+    AdvantageFunction,
+    AggregationFunction,
+    KLFunction,
+    PolicyLossFunction,
+    place_of_field,
+)
 from sharpen.learning.algorithm.returns import FloatArray, IndexArray, Scores
 from sharpen.learning.algorithm.second_moment import Kept
 from sharpen.learning.algorithm.shaping import Shaping
@@ -31,17 +39,20 @@ class Algorithm:
     """An algorithm: an advantage and a policy loss by name, with their arguments (others have the function's defaults),
     and further terms, which are described in `LossConfig`.
 
+    Somebody else's algorithm may hold its own parts themselves in place of names: `advantage`, `policy_loss`, `kl` and
+    `aggregation`. In a run they have names again, by which every process finds them (`algorithm_named`).
+
     To replace groups that are left out of a step, up to `max_refill` times the step's tasks are rolled out in addition.
     `shaping` changes rewards before advantages are computed; `expert` and `distill` add an expert's rows and a teacher.
     `source` is where the preset's numbers come from.
     """
 
     name: str
-    advantage: str = "grpo"
+    advantage: str | Advantage | AdvantageFunction = "grpo"
     advantage_args: Mapping[str, Any] = field(default_factory=dict)
-    policy_loss: str = "ppo"
+    policy_loss: str | PolicyLoss | PolicyLossFunction = "ppo"
     policy_loss_args: Mapping[str, Any] = field(default_factory=dict)
-    kl: KLEstimator = "none"
+    kl: KLEstimator | KL | KLFunction = "none"
     kl_coef: float = 0.0
     kl_in: KLPlace = "loss"
     kl_target: float | None = None
@@ -50,7 +61,7 @@ class Algorithm:
     behaviour_low: float | None = None
     behaviour_high: float | None = None
     entropy_coef: float = 0.0
-    aggregation: Aggregation = "token-mean"
+    aggregation: Aggregation | TokenWeights | AggregationFunction = "token-mean"
     constant_length: int | None = None
     std_threshold: float | None = None
     max_refill: float = 0.0
@@ -60,24 +71,34 @@ class Algorithm:
     source: str
 
     @property
+    def of_advantage(self) -> Advantage:
+        """The advantage, ours or somebody else's."""
+        return advantage_named(self.advantage)
+
+    @property
+    def of_policy_loss(self) -> PolicyLoss:
+        """The policy loss, ours or somebody else's."""
+        return policy_loss_named(self.policy_loss)
+
+    @property
     def group_relative(self) -> bool:
         """Whether advantages compare the rollouts of a group, so that each group needs two scored ones."""
-        return ADVANTAGES[self.advantage].group_relative
+        return self.of_advantage.group_relative
 
     @property
     def centred(self) -> bool:
         """Whether the advantages of a group's rollouts sum to 0."""
-        return ADVANTAGES[self.advantage].centred and not self.advantage_args.get("step_norm", False)
+        return self.of_advantage.centred and not self.advantage_args.get("step_norm", False)
 
     @property
     def per_call(self) -> bool:
         """Whether each call is treated separately, so that GAE ends with each call."""
-        return ADVANTAGES[self.advantage].per_call
+        return self.of_advantage.per_call
 
     @property
     def needs_reward(self) -> bool:
         """Whether advantages depend on rewards; if not, rollouts without a reward train too."""
-        return ADVANTAGES[self.advantage].needs_reward
+        return self.of_advantage.needs_reward
 
     @property
     def needs_teacher(self) -> bool:
@@ -94,19 +115,19 @@ class Algorithm:
         """Whether tokens must be sampled from the full distribution: a term uses the probability with which they were
         sampled, or the distribution is compared with a teacher's."""
         uses_record = self.needs_reference and (self.kl == "corrected_k3" or self.kl_in == "reward")
-        return POLICY_LOSSES[self.policy_loss].needs_ratio or self.needs_teacher or uses_record
+        return self.of_policy_loss.needs_ratio or self.needs_teacher or uses_record
 
     @property
     def off_policy(self) -> bool:
         """Whether tokens of an older policy may be trained: the loss has a probability ratio or is meant for them, or
         the algorithm imitates chosen answers, which may be from any policy."""
-        loss = POLICY_LOSSES[self.policy_loss]
+        loss = self.of_policy_loss
         return loss.needs_ratio or loss.off_policy or self.advantage in ("best_of_group", "every_rollout")
 
     @property
     def by_call(self) -> bool:
         """Whether the loss needs the number of each token's call."""
-        return POLICY_LOSSES[self.policy_loss].by_call
+        return self.of_policy_loss.by_call
 
     @property
     def needs_reference(self) -> bool:
@@ -116,13 +137,13 @@ class Algorithm:
     @property
     def needs_baseline(self) -> bool:
         """Whether each group needs an additional greedy rollout."""
-        return ADVANTAGES[self.advantage].baseline
+        return self.of_advantage.baseline
 
     @property
     def needs_critic(self) -> bool:
         """Whether the trainer computes advantages of single tokens with a critic; `advantages` then returns the rewards
         for that."""
-        return ADVANTAGES[self.advantage].of_tokens is not None
+        return self.of_advantage.of_tokens is not None
 
     @property
     def scores_tokens(self) -> bool:
@@ -133,12 +154,12 @@ class Algorithm:
     @property
     def clips_by_entropy(self) -> bool:
         """Whether the trainer sets advantages to 0 depending on their effect on the entropy."""
-        return ADVANTAGES[self.advantage].clip is not None
+        return self.of_advantage.clip is not None
 
     @property
     def masks_tokens(self) -> bool:
         """Whether the policy loss leaves tokens out of an update, depending on all tokens of the update."""
-        return POLICY_LOSSES[self.policy_loss].mask is not None
+        return self.of_policy_loss.mask is not None
 
     @property
     def needs_entropy(self) -> bool:
@@ -158,30 +179,36 @@ class Algorithm:
 
     def advantages(self, scores: Scores) -> FloatArray:
         """Return an advantage for each trained call of a step (C); with a critic, the reward after each call."""
-        return ADVANTAGES[self.advantage].function(scores, **self._reward_args)
+        advantages_C = np.asarray(self.of_advantage.function(scores, **self._reward_args), np.float64)
+        if advantages_C.shape != scores.rollouts_C.shape or not np.isfinite(advantages_C).all():
+            raise ConfigError(
+                f"the advantage {self.advantage!r} must return a finite number for each of {len(scores.rollouts_C)} "
+                f"calls, and returned {np.array2string(advantages_C, threshold=8)}"
+            )
+        return advantages_C
 
     def spread(self, scores: Scores) -> float:
         """Return the largest standard deviation of the values that the advantage compares within one group, given the
         scores of that group; 0.0 if and only if they are all equal."""
-        return ADVANTAGES[self.advantage].spread(scores, **self._reward_args)
+        return self.of_advantage.spread(scores, **self._reward_args)
 
     @property
     def _reward_args(self) -> Mapping[str, Any]:
         """The arguments of the advantage's `function`: none if they belong to `of_tokens` or `clip`."""
-        advantage = ADVANTAGES[self.advantage]
+        advantage = self.of_advantage
         return self.advantage_args if advantage.configured is advantage.function else {}
 
     def keeps_advantage(
         self, advantages_S: FloatArray, logprobs_S: FloatArray, entropy_S: FloatArray, means_S: FloatArray
     ) -> BoolArray:
         """Return which of a step's tokens (S) keep their advantage, see `clip_entropy`; only if `clips_by_entropy`."""
-        clip = ADVANTAGES[self.advantage].clip
+        clip = self.of_advantage.clip
         assert clip is not None, f"{self.advantage} does not clip by entropy"
         return clip(advantages_S, logprobs_S, entropy_S, means_S, **self.advantage_args)
 
     def keeps_tokens(self, advantages_S: FloatArray, log_ratios_S: FloatArray) -> Kept:
         """Return which of an update's tokens (S) are trained, see `second_moment`; only if `masks_tokens`."""
-        mask = POLICY_LOSSES[self.policy_loss].mask
+        mask = self.of_policy_loss.mask
         assert mask is not None, f"{self.policy_loss} leaves no token out"
         return mask(advantages_S, log_ratios_S, **self.policy_loss_args)
 
@@ -189,7 +216,7 @@ class Algorithm:
         self, rewards_S: FloatArray, values_S: FloatArray, rollouts_S: IndexArray
     ) -> tuple[FloatArray, FloatArray]:
         """Return advantages and returns of a step's tokens (S) from the critic's values; only if `needs_critic`."""
-        function = ADVANTAGES[self.advantage].of_tokens
+        function = self.of_advantage.of_tokens
         assert function is not None, f"{self.advantage} does not use a critic"
         return function(rewards_S, values_S, rollouts_S, **self.advantage_args)
 
@@ -359,3 +386,23 @@ _ALGORITHMS = (
 )
 
 PRESETS: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in _ALGORITHMS}
+
+
+PARTS = ("advantage", "policy_loss", "kl", "aggregation")
+"""The fields of an `Algorithm` that name or hold a part."""
+
+
+def algorithm_named(name: str) -> Algorithm:
+    """Return the algorithm of a name in the settings, ours or somebody else's. Raises `ConfigError` for one that nobody
+    has, that is none, or that has a part which only ours have."""
+    if name in PRESETS:
+        return PRESETS[name]
+    found = find_part("algorithms", name, PRESETS)
+    if not isinstance(found, Algorithm):
+        raise ConfigError(f"{name} is a {type(found).__name__}, not an Algorithm (docs/use/extending.md)")
+    if found.expert is not None or found.distill is not None:
+        raise ConfigError(f"{name} has an expert or a teacher, which only our own algorithms have: leave it out")
+    own: dict[str, Any] = {
+        part: place_of_field("algorithms", name, part) for part in PARTS if not isinstance(getattr(found, part), str)
+    }
+    return replace(found, name=name, **own)

@@ -12,21 +12,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from sharpen.config.doors import names
+from sharpen.config.problems import Problems
 from sharpen.config.run import Behaviour, DistillConfig, ExpertConfig, LossConfig, RunConfig, SamplingConfig
 from sharpen.errors import ConfigError
-from sharpen.learning.algorithm.advantages import ADVANTAGES
+from sharpen.learning.algorithm.advantages import ADVANTAGES, Advantage, advantage_named
+from sharpen.learning.algorithm.aggregation import AGGREGATIONS, aggregation_named
 from sharpen.learning.algorithm.behaviour import CORRECTIONS
 from sharpen.learning.algorithm.distill import check_without_rewards
 from sharpen.learning.algorithm.distill import configured as configured_distill
 from sharpen.learning.algorithm.expert import configured as configured_expert
-from sharpen.learning.algorithm.losses import POLICY_LOSSES
-from sharpen.learning.algorithm.presets import PRESETS, Algorithm
+from sharpen.learning.algorithm.kl import ESTIMATORS, estimator
+from sharpen.learning.algorithm.losses import POLICY_LOSSES, PolicyLoss, policy_loss_named
+from sharpen.learning.algorithm.presets import PRESETS, Algorithm, algorithm_named
 from sharpen.learning.algorithm.shaping import Shaping
 
 _POLICY_LOSS_SHORTHANDS = ("clip_low", "clip_high", "dual_clip")
 _ADVANTAGE_SHORTHANDS = ("std_normalize", "step_norm")
-_POLICY_LOSS_FUNCTIONS = {name: policy_loss.configured for name, policy_loss in POLICY_LOSSES.items()}
-_ADVANTAGE_FUNCTIONS = {name: advantage.configured for name, advantage in ADVANTAGES.items()}
 
 TIGHT_CLIP = 0.05
 """A clip narrower than this needs a ratio to the trainer's own logprobs: in bfloat16, engine and trainer differ by
@@ -59,15 +61,15 @@ def resolve(
     """Apply the overrides of the configuration's sections to the named preset. `max_tokens` is the default of
     `constant_length` and of the length for over-long shaping.
 
-    Raises `ConfigError` for an unknown name, a group size of 1 with a group-relative algorithm, or an override that
-    would have no effect.
+    Raises `ConfigError` for an unknown name, a part of somebody else's that cannot be used, a group size of 1 with a
+    group-relative algorithm, or an override that would have no effect.
     """
-    preset = PRESETS[_known(algorithm_type, PRESETS, "algorithm_type")]
+    preset = _named_parts(algorithm_type, loss)
     given = loss.model_dump(exclude_none=True)
     algorithm = replace(
         preset,
-        **_resolve_part(preset, given, "advantage", _ADVANTAGE_SHORTHANDS, _ADVANTAGE_FUNCTIONS),
-        **_resolve_part(preset, given, "policy_loss", _POLICY_LOSS_SHORTHANDS, _POLICY_LOSS_FUNCTIONS),
+        **_resolve_part(preset, given, "advantage", _ADVANTAGE_SHORTHANDS, advantage_named),
+        **_resolve_part(preset, given, "policy_loss", _POLICY_LOSS_SHORTHANDS, policy_loss_named),
     )
     if algorithm.group_relative and group_size < 2:
         raise ConfigError(
@@ -90,6 +92,8 @@ def resolve(
         given["expert"] = configured_expert(algorithm.expert, expert, algorithm_type)
     given["distill"] = configured_distill(algorithm_type, algorithm.distill, distill)
     algorithm = replace(algorithm, **given)
+    if algorithm.expert is not None and algorithm.aggregation not in AGGREGATIONS:
+        raise ConfigError(f"loss.aggregation is {algorithm.aggregation!r}: an expert's rows need one of ours")
     _check_terms(algorithm, given)
     if not algorithm.needs_reward:
         check_without_rewards(algorithm_type, algorithm.advantage, algorithm.distill, loss, sampling)
@@ -105,7 +109,7 @@ def default_behaviour(algorithm: Algorithm) -> Behaviour:
     `TIGHT_CLIP`."""
     if algorithm.behaviour != "none":
         return algorithm.behaviour
-    bound = POLICY_LOSSES[algorithm.policy_loss].narrowest_bound(algorithm.policy_loss_args)
+    bound = algorithm.of_policy_loss.narrowest_bound(algorithm.policy_loss_args)
     return "truncated" if bound < TIGHT_CLIP else "none"
 
 
@@ -119,12 +123,12 @@ def _behaviour_bounds(algorithm: Algorithm, given: Mapping[str, Any]) -> dict[st
     """Return the bounds of the behaviour weight: those set, or those of the preset, or the defaults of the
     correction."""
     name = given.get("behaviour", algorithm.behaviour)
-    if name != "none" and not POLICY_LOSSES[algorithm.policy_loss].needs_ratio:
+    if name != "none" and not algorithm.of_policy_loss.needs_ratio:
         raise ConfigError(
             f"loss.behaviour is {name!r}, but the policy loss {algorithm.policy_loss!r} has no probability ratio to "
             "correct: leave it out, or choose another policy loss"
         )
-    if name != "none" and POLICY_LOSSES[algorithm.policy_loss].mask is not None:
+    if name != "none" and algorithm.of_policy_loss.mask is not None:
         raise ConfigError(
             f"loss.behaviour is {name!r}, but the policy loss {algorithm.policy_loss!r} itself bounds the ratio to the "
             "recorded logprobs: leave it out"
@@ -157,13 +161,14 @@ def _resolve_part(
     given: dict[str, Any],
     part: str,
     shorthands: tuple[str, ...],
-    functions: Mapping[str, Callable[..., Any]],
+    part_named: Callable[[str], Advantage | PolicyLoss],
 ) -> dict[str, Any]:
     """Return the name and parameters of the advantage or policy loss, and remove their settings from `given`."""
     name, arguments = getattr(preset, part), dict(getattr(preset, f"{part}_args"))
     if part in given:
-        name, arguments = _known(given.pop(part), functions, f"loss.{part}"), {}
-    parameters = [p.name for p in inspect.signature(functions[name]).parameters.values() if p.kind == p.KEYWORD_ONLY]
+        name, arguments = given.pop(part), {}
+    signature = inspect.signature(part_named(name).configured)
+    parameters = [p.name for p in signature.parameters.values() if p.kind == p.KEYWORD_ONLY]
     overrides = {f"loss.{part}_args.{key}": (key, value) for key, value in given.pop(f"{part}_args").items()}
     overrides |= {f"loss.{key}": (key, given.pop(key)) for key in shorthands if key in given}
     for setting, (key, value) in overrides.items():
@@ -176,8 +181,33 @@ def _resolve_part(
     return {part: name, f"{part}_args": arguments}
 
 
-def _known(name: str, known: Mapping[str, Any], setting: str) -> str:
-    if name not in known:
+def _named_parts(algorithm_type: str, loss: LossConfig) -> Algorithm:
+    """Return the named algorithm, once it and all parts that the settings name are found and can be used. Raises
+    `ConfigError` with all problems at once."""
+    _known("algorithms", algorithm_type, PRESETS, "algorithm_type")
+    problems = Problems()
+    algorithm = problems.check(algorithm_named, algorithm_type)
+    for name, (kind, ours, part_named) in _KINDS.items():
+        chosen = getattr(loss, name) or getattr(algorithm, name, None)
+        if chosen is not None and problems.check(_known, kind, chosen, ours, f"loss.{name}") not in (None, "none"):
+            problems.check(part_named, chosen)
+    problems.raise_found()
+    assert algorithm is not None
+    return algorithm
+
+
+_KINDS: Mapping[str, tuple[str, Mapping[str, Any], Callable[[Any], object]]] = {
+    "advantage": ("advantages", ADVANTAGES, advantage_named),
+    "policy_loss": ("policy_losses", POLICY_LOSSES, policy_loss_named),
+    "kl": ("kls", {"none": None, **ESTIMATORS}, estimator),
+    "aggregation": ("aggregations", AGGREGATIONS, aggregation_named),
+}
+"""Of each part: the group of its entry points, ours, and what finds one."""
+
+
+def _known(kind: str, name: str, ours: Mapping[str, Any], setting: str) -> str:
+    known = names(kind, ours)
+    if name not in known and ":" not in name:
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
         raise ConfigError(f"unknown {setting} {name!r}; did you mean {nearest!r}? Known: {', '.join(sorted(known))}")
     return name

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from sharpen.config.run import Aggregation, KLEstimator, LossConfig, RunConfig
+from sharpen.config.run import AGGREGATIONS, KLS, Aggregation, KLEstimator, LossConfig, RunConfig
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -129,6 +129,9 @@ def resolve_supervised(name: str, loss: LossConfig) -> SupervisedAlgorithm:
     if unused := sorted(given.keys() - set(allowed)):
         raise ConfigError(f"loss.{unused[0]} has no effect in {name!r}: leave it out")
     algorithm = replace(algorithm, **given)
+    for setting, ours in (("aggregation", AGGREGATIONS), ("kl", KLS)):
+        if (chosen := getattr(algorithm, setting)) not in ours:
+            raise ConfigError(f"loss.{setting} is {chosen!r}, but {name!r}, which learns from rows, has only ours")
     if algorithm.kl_coef == 0:
         algorithm = replace(algorithm, kl="none")
     if (algorithm.aggregation == "constant-length") != (algorithm.constant_length is not None):

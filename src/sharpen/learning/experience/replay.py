@@ -23,6 +23,7 @@ import numpy as np
 
 from sharpen.config.run import RunConfig, SamplingConfig
 from sharpen.errors import ConfigError
+from sharpen.learning.algorithm.advantages import ADVANTAGES
 from sharpen.learning.algorithm.presets import Algorithm
 from sharpen.learning.experience.draw import Batch, left_out
 from sharpen.learning.experience.merge import merge, whole_support
@@ -246,6 +247,11 @@ def _refuse_on_policy(config: RunConfig, algorithm: Algorithm) -> None:
         raise ConfigError(
             f"sampling.replay_share cannot be used with {name!r}, where a teacher scores what the current policy "
             "says: set it to 0"
+        )
+    if algorithm.of_advantage.second is None and algorithm.advantage not in ADVANTAGES:
+        raise ConfigError(
+            f"sampling.replay_share draws groups by their advantages, and {algorithm.advantage!r} brings no second "
+            "formula to check them with: set it to 0, or give the advantage a second formula (docs/use/extending.md)"
         )
     if not algorithm.off_policy:
         raise ConfigError(

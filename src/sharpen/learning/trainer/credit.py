@@ -27,7 +27,7 @@ import torch
 from sharpen.errors import TrainingError
 from sharpen.learning.algorithm.distill import Distill, sampled_advantages
 from sharpen.learning.algorithm.gae import explained_variance, sums_to_end
-from sharpen.learning.algorithm.kl import ESTIMATORS
+from sharpen.learning.algorithm.kl import estimator
 from sharpen.learning.algorithm.presets import Algorithm
 from sharpen.learning.trainer.packing import IndexArray, Pack
 from sharpen.learning.trainer.work import Part
@@ -103,7 +103,7 @@ def _divergence(part: Part, algorithm: Algorithm) -> np.ndarray:
     """Estimate for each entry the divergence of the sampling policy from the reference."""
     assert part.reference_E is not None, f"{algorithm.name} penalizes KL in the reward: reference logprobs are needed"
     sampled_E = torch.from_numpy(part.pack.logprobs_E).to(part.reference_E)
-    return _numpy(ESTIMATORS[algorithm.kl](sampled_E, part.reference_E, sampled_E))
+    return _numpy(estimator(algorithm.kl)(sampled_E, part.reference_E, sampled_E))
 
 
 def _teacher_advantages(part: Part, distill: Distill) -> np.ndarray:

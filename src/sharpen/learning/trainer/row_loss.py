@@ -15,7 +15,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from sharpen.learning.algorithm.kl import ESTIMATORS
+from sharpen.learning.algorithm.kl import estimator
 from sharpen.learning.algorithm.supervised import SupervisedAlgorithm, cross_entropy, margins
 from sharpen.learning.trainer.loss import Loss
 from sharpen.learning.trainer.model import Scorer, TrainedModel
@@ -155,7 +155,7 @@ class RowLoss(Loss):
             losses_N = weights_N * self.algorithm.pair_loss(margins_N, **self.algorithm.pair_loss_args)
             loss, pair_margins = losses_N.sum(), dict(zip(names, margins_N.tolist(), strict=True))
             if self.algorithm.kl != "none":
-                kl = ESTIMATORS[self.algorithm.kl](logprobs_E, reference_E, logprobs_E.detach()).sum()
+                kl = estimator(self.algorithm.kl)(logprobs_E, reference_E, logprobs_E.detach()).sum()
                 kl_loss = self.algorithm.kl_coef / num_tokens * kl
         rows = dict(zip(names, losses_N.tolist(), strict=True))
         loss = loss + kl_loss
