@@ -8,11 +8,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from sharpen.engine.stopping import find_stop
 from transformers import AutoModelForCausalLM
 
 from sharpen.contracts import Engine, EngineSettings, GenerateRequest, Generation
-from sharpen.engine.requests import check_request
+from sharpen.engine.requests import check_request, find_stop
 from sharpen.errors import EngineError, ModelError, SamplingError
 
 

@@ -9,7 +9,7 @@ A `Sink`, of a monitor: the numbers of a run in, whatever shows them out. Ours a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -175,3 +175,10 @@ class TakesRollouts(Protocol):
 
     def rollouts(self, step: int, rows: Rows) -> None:
         """Show rollouts of a step, a row each; there is at least one."""
+
+
+RowSource = Callable[[str | None, str | None], Iterable[Mapping[str, Any]]]
+"""What `path` of a dataset may name: a function of the dataset's `name` and `split` that gives its rows, each a mapping
+of names to values. The same rows come in the same order at every call: a row's place is the id of its task, and a run
+that goes on compares them. A sequence is read row by row, in any order; anything else whole. Raises any error for a
+name or a split that it does not have."""

@@ -368,7 +368,8 @@ def point_beside(content: Mapping[str, Any], folder: Path) -> None:
                 not isinstance(value, str) or section.get("base_url") is not None
             ):  # an endpoint's model name, not a folder
                 continue
-            name, colon, function = value.rpartition(":") if code else (value, "", "")
+            has_place = code or (place[-1] == "path" and not (folder / value).exists())
+            name, colon, function = value.rpartition(":") if has_place else (value, "", "")
             if name and (folder / name).exists():
                 section[place[-1]] = f"{folder / name}{colon}{function}"
 

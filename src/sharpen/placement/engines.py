@@ -48,7 +48,7 @@ def _load_own(
     type: EngineType, config: RunConfig, folder: Path, thread: ServingThread, *, alone: bool
 ) -> tuple[Any, Engine]:
     """Start somebody's own engine; return (tokenizer, engine). Raises what starting it raises."""
-    from sharpen.models.tokenizer import load_tokenizer
+    from sharpen.models.configuration import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
     settings = EngineSettings(
