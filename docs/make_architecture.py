@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -121,6 +122,25 @@ def said(name: str) -> tuple[str, str]:
     text = ast.get_docstring(ast.parse((ROOT / name / "__init__.py").read_text(encoding="utf-8"))) or ""
     first, _, rest = text.partition("\n\n")
     return " ".join(first.split()), " ".join(rest.partition("\n\n")[0].split())
+
+
+def folders() -> list[Path]:
+    """The folders that have a map: the rooms and all below them, but for the migrations, which alembic reads."""
+    inits = (path for path in sorted(ROOT.rglob("__init__.py")) if "migrations" not in path.parts)
+    return [path.parent for path in inits if path.parent != ROOT]
+
+
+def held(folder: Path) -> set[str]:
+    """What lies in a folder, as its map names it: modules by name, subfolders with a slash, other files in full."""
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    parts = (path.relative_to(folder).parts for path in files)
+    return {f"{first}/" if rest else first.removesuffix(".py") for first, *rest in parts} - {"__init__"}
+
+
+def map_of(folder: Path) -> list[tuple[str, str]]:
+    """The map of a folder, which ends the docstring of its `__init__`: names in reading order, each with its line."""
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    return re.findall(r"^- `(.+?)`: (.+)$", text.rpartition("\n\n")[2], re.MULTILINE)
 
 
 def table() -> str:

@@ -71,6 +71,18 @@ def test_each_room_says_what_it_must_not_know():
         assert name == "cli" or "It must not " in rest, name
 
 
+def test_the_map_of_each_folder_names_what_lies_in_it():
+    """Both ways: a file without a line, a line without a file; nothing is named twice."""
+    for folder in HOUSE["folders"]():
+        lines, held = HOUSE["map_of"](folder), HOUSE["held"](folder)
+        names = [name for name, _ in lines]
+        place = folder.relative_to(ROOT) / "__init__.py"
+        assert not held - set(names), f"a line in the docstring of {place} for each of {sorted(held - set(names))}"
+        assert not set(names) - held, f"{place} names what is not there: {sorted(set(names) - held)}"
+        assert len(names) == len(held), f"{place} names something twice: {names}"
+        assert not [line for _, line in lines if line.endswith(".")], f"{place}: a full stop in the map"
+
+
 def test_no_files_import_each_other_in_a_circle():
     """Files are taken away whose imports are gone, until none is left."""
     left = {path: set(names) for path, names in imports().items()}

@@ -2,4 +2,10 @@
 
 In: a workflow, a judge, tasks, and candidates or settings. Out: the best of them, with intervals. It must not know how
 a run trains.
+
+- `prompt_tune/`: a better system prompt
+- `model_selection/`: the best of several models
+- `trials/`: candidates on the same tasks
+- `several`: one configuration several times, with an interval
+- `sweep`: searches settings by Optuna
 """

@@ -2,4 +2,8 @@
 
 In: their settings, workflows and functions. Out: ours. It must not know where a run lives, nor what is done with its
 results.
+
+- `agentscope/`: `agentscope.tuner`
+- `trinity/`: workflows, rewards and configuration files of Trinity-RFT
+- `files`: tells our configuration files from Trinity-RFT's
 """

@@ -2,4 +2,9 @@
 
 In: run directories, batches before they train. Out: checks, findings, verdicts that were computed again. It must not
 use the code that it checks, nor know how its findings are shown.
+
+- `certificate/`: was it trained as recorded, and does the verdict follow?
+- `diagnose/`: why a reward or a loss is flat
+- `rescore/`: another judge over stored rollouts
+- `ended`: what ended a run early
 """

@@ -2,4 +2,39 @@
 
 In: requests of four protocols, by socket or by a client in this process. Out: answers, and `Call`s. It must not know
 which engine samples, what a rollout is rewarded with, or what is trained.
+
+- `gateway`: the way of every request, from its key to its recorded call
+- `session`: what one rollout has at the gateway: its key, its calls, why it failed
+- `exchange`: the records of one request on its way
+- `requests`: the request that all protocols' requests become, and `ApiError`
+- `answers`: the answer that every protocol writes in its own words
+- `protocols/`: the vendors' APIs
+- `routes`: which path is which API's
+- `context`: what a protocol knows of model and rollout when it reads a request
+- `history`: the ids of a prompt, exactly those of the earlier call that it goes on from
+- `render`: the model's chat template and tokenizer: messages to ids, ids to text
+- `sampler`: samples the choices of a request, and reads and records them
+- `reader`: reads an answer while it is sampled, for streams
+- `formats/`: how models write tool calls and reasoning
+- `constraints`: the grammar of the answer that a request asks for
+- `images`: the images of a request, decoded within bounds
+- `memory`: what earlier answers said, where clients send them back in other words
+- `model`: the model object of a workflow, with clients of OpenAI and Anthropic
+- `model_object`: what it shares with endpoints: an address, and the environment of a command
+- `transport`: answers clients of this process without a socket
+- `server`: answers everybody else over HTTP
+- `http_protocol`: one connection of that server, with its bounds
+- `listening`: where it listens, and its URLs
+- `web_pages`: refuses requests of web pages
+- `http_clients`: clients for user code in another process
+- `keys`: the keys of rollouts, and the error for a request without one
+- `caller`: finds code of one rollout that uses another's client
+- `connections`: finds the rollout whose code opened a connection
+- `body`: decodes JSON within bounds
+- `door`: checks a body against the schema of its API
+- `replies`: whole replies and errors, as the API has them
+- `stream`: the chunks of an answer on their way to its reader
+- `tasks`: the asyncio tasks of an attempt, cancelled at its end
+- `spans`: the OpenTelemetry span in which a call was made
+- `meter`: counts calls and tokens of auxiliary models, up to a cap
 """

@@ -2,4 +2,24 @@
 
 In: a recipe and the parts. Out: the same parts behind the same interfaces, started, watched and closed. It must not
 know what is computed in them, nor what a run does next.
+
+- `place`: what a run asks of the place of its parts
+- `start`: one process, or Ray
+- `local`: one process
+- `serving`: its thread for engine and gateway
+- `sessions`: the models and functions of each rollout
+- `attempts`: who runs attempts here: this process, or isolated ones
+- `isolated/`: attempts in processes of their own
+- `cluster/`: parts in actors of Ray
+- `exchange/`: explorer and trainer apart from each other
+- `auxiliary/`: models that are not trained
+- `engine_choice`: which engine serves a run
+- `engine_counts`: how many engines this machine bears
+- `engines`: loads a model into an engine, and makes its gateway
+- `trainers`: makes the trainer, in one process or several
+- `ranks/`: a trainer in several processes
+- `model_formats`: how a model writes tool calls, from its files
+- `teacher_files`: a teacher's files, and whether its tokens are the model's
+- `probe`: a few sampled tokens, to compare engine and trainer
+- `user_code`: takes the user's functions to another process
 """

@@ -3,4 +3,32 @@ batches, `outcome` writes the results.
 
 In: a configuration and the user's functions. Out: a run directory with a better model, or none, and the proof. It must
 not know of the command line, nor of servers around it.
+
+- `decide`: settles a run before anything is loaded: its `Job`
+- `plan/`: predicts memory and time
+- `assembly`: makes the parts of a run, and closes them
+- `loop`: the run itself, step by step
+- `source`: what gives it its batches
+- `rollouts`: the explorer's groups, to be trained
+- `rows`: rows of a dataset, to be trained
+- `expert`: an expert's rows beside rollouts
+- `explorer`: starts rollouts, also ahead, and loads weights into the engine
+- `explore`: half of a run in two processes: rolls out
+- `receiver`: the other half: gets batches, publishes weights
+- `data`: the tasks of a run
+- `evaluation`: the exam on held-out tasks, greedy and sampled
+- `check`: a few tasks before the training
+- `progress`: how far a run is
+- `steps`: checkpoints, and the time limit
+- `repeats`: which updates are made a second time while the run goes on
+- `outcome`: the verdict, and all files at the end
+- `result`: what `tune()` returns
+- `directory`: a run's folder, made or opened again
+- `lock`: one process at a time writes there
+- `same_run`: whether a run goes on with what it began with
+- `identity`: digests of datasets
+- `found`: finds runs on this disk
+- `forecast`: the plan before a run, and how right it was
+- `panel`: the first lines that are printed
+- `stall`: says who waits for whom when nothing moves
 """

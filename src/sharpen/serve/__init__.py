@@ -2,4 +2,17 @@
 
 In: requests of applications, marks of their users. Out: answers, and groups that a trainer takes. It must not know of
 tasks, workflows or judges.
+
+- `server`: `sharpen serve MODEL`: a model until it is told to end
+- `model`: the model that is served, from a run or from anywhere
+- `front`: the requests of applications
+- `openapi`: what is answered, as an OpenAPI document
+- `metrics`: what was answered, for Prometheus
+- `learning`: `sharpen serve --config`: a model that learns from its use
+- `sessions`: who calls, which calls belong together, what they are worth
+- `visit`: one session, to be trained and to be saved
+- `feedback`: what applications say of their sessions
+- `groups`: sessions as batches
+- `trainer`: the trainer behind it, a process
+- `record/`: `sharpen record`: calls to somebody else's server, and what is made of them
 """

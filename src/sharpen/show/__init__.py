@@ -2,4 +2,8 @@
 
 In: metrics, and run directories, which it reads and never writes. Out: pages, tables, pictures. It must not know how
 anything that it shows was made.
+
+- `monitor/`: what a run says while it works and at its end
+- `view/`: `sharpen view`, pages over runs
+- `report/`: a run as one page, and cards of its checkpoints
 """

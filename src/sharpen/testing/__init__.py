@@ -2,6 +2,12 @@
 
 In: a part, and what it needs to be tried. Out: nothing, or an `AssertionError` that says what is not kept. Each
 is a plain function, for any test framework, and is loaded on first use (docs/use/extending.md).
+
+- `algorithms`: advantages, losses, KL terms, aggregations, whole algorithms
+- `engines`: engines, against plain forward passes
+- `formats`: formats of tool calls and of reasoning
+- `datasets`: sources of rows
+- `monitors`: monitors
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: a workflow, a judge, tasks, candidate models. Out: the best one, with figures. The names are those of AgentScope's
 `tuner.model_selection`.
+
+- `select`: `select_model()`, and judges of time and tokens
 """
 
 from sharpen.beyond.model_selection.select import avg_time_judge, avg_token_consumption_judge, select_model

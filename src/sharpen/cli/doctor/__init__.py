@@ -1,1 +1,8 @@
-"""Looks at a machine: what a run needs, what is here, what to do."""
+"""Looks at a machine: what a run needs, what is here, what to do.
+
+- `command`: all checks, and what to do
+- `checks`: of the machine, one by one
+- `gradients`: of a model's gradients here
+- `step`: of a whole step with a tiny model
+- `alone`: runs a check in a process of its own
+"""

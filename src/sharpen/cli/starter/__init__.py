@@ -1,1 +1,9 @@
-"""A folder to start from: an agent, a judge, tasks, settings, a test, and a tiny model made on the spot."""
+"""A folder to start from: an agent, a judge, tasks, settings, a test, and a tiny model made on the spot.
+
+- `folder`: writes the folder
+- `tasks`: its tasks: small sums
+- `tiny_model`: makes its model, and teaches it
+- `lessons`: what it is taught, as ids
+- `chat_template.jinja`: the chat template of that model
+- `files/`: what is copied, by framework
+"""

@@ -1,1 +1,4 @@
-"""The names of AgentScope's tuner."""
+"""The names of AgentScope's tuner.
+
+- `tuner/`: every name of `agentscope.tuner`
+"""

@@ -2,6 +2,25 @@
 
 Workflow classes written for Trinity run here with their imports changed to `from sharpen.compat.trinity import ...`.
 Every name is loaded on first use; none of them loads torch.
+
+- `workflow`: the class that users extend, and that of several turns
+- `task`: what a workflow is given to do
+- `model`: what it talks to
+- `experience`: what it returns
+- `adapter`: runs such a class as one of our workflows
+- `results`: what it returned as rewards of rollouts
+- `registry`: workflows and reward functions by name
+- `simple`: workflows of one call
+- `steps`: workflows of many steps
+- `react`: AgentScope's agent as a workflow
+- `workflows/`: the other built-in ones
+- `rewards`: the built-in reward functions
+- `equality`: whether two expressions say the same
+- `equality_process`: the process that compares them, which may be ended
+- `rm_gallery`: a reward of that package
+- `packages`: packages that workflows need
+- `yaml/`: its configuration files
+- `imports/`: `import trinity` without it
 """
 
 from __future__ import annotations

@@ -1,1 +1,48 @@
-"""Checks what a run trained against its records, with code of its own: in every step, and offline from `run.db`."""
+"""Checks what a run trained against its records, with code of its own: in every step, and offline from `run.db`.
+
+- `certificate`: the certificate itself, one file, and what adds up to it
+- `certify`: makes it again from a run's records alone
+- `checks`: its invariants by name, and how results are worded
+- `audit`: the checks of a step: what trains against what was recorded
+- `delivery`: what the trainer receives, in a form that is stored
+- `rules`: what the settings require of a step
+- `expectation`: what a step must train, by these rules
+- `formulas`: the advantages, a second time
+- `brought`: formulas of an algorithm that is not ours
+- `sources`: the files of such an algorithm, and what is not recomputed of it
+- `replay`: the replayed groups, drawn a second time
+- `draws`: whether sampled tokens come from the recorded distributions
+- `experts`: whether the recorded experts are possible
+- `constraints`: whether constrained tokens keep to their grammar
+- `images`: whether the images are those that calls name
+- `lineage`: which of the recorded steps led to a run's weights
+- `saved_weights`: whether the checkpoints are as they were written
+- `rollouts`: the checks of a run's steps, again from its journal
+- `rows`: those of a run without rollouts, again from its dataset
+- `verdict`: the verdict, again from the evaluations
+- `evaluations`: the rewards of the evaluations, again from their rollouts
+- `plain_intervals`: intervals and the test of a verdict, a second time
+- `retrain`: updates made a second time, and every weight compared
+- `beside`: the same in a process beside a run
+- `saved_state`: what a checkpoint holds of the trainer
+- `plain_steps`: what each step trained, for the plain loop
+- `plain_rows`: the same of a run without rollouts
+- `plain_update`: the plain loop: one sequence at a time, nothing of the trainer's
+- `loss_rules`: the loss that the settings require
+- `plain_model`: a forward pass by transformers alone
+- `plain_losses`: the losses of tokens, a second time
+- `plain_credit`: advantages of tokens, a second time
+- `plain_clip`: tokens left out for their entropy, a second time
+- `plain_teacher`: a teacher's part, a second time
+- `plain_expert`: the loss of an expert's rows, a second time
+- `plain_adamw`: AdamW with rate and clip, a second time
+- `plain_muon`: Muon, a second time
+- `plain_quantized`: numbers in 4 and 8 bits, a second time
+- `plain_implied`: the gradient that a moved weight implies
+- `plain_balance`: the balance loss of experts, a second time
+- `plain_experts`: recorded experts in transformers' routers
+- `plain_pictures`: images for transformers' model
+- `likeness`: whether weights are the same but for rounding
+- `gradient_probe`: before a run: the trainer's gradient against the plain loop's
+- `probe_batch`: the small batch for it
+"""

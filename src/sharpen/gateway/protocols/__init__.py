@@ -1,0 +1,13 @@
+"""The vendors' APIs: what their requests mean, and how their answers are written.
+
+- `chat`: OpenAI's Chat Completions, in whose words the others are read
+- `chat_schema`: the types of its requests
+- `responses`: OpenAI's Responses: its requests
+- `responses_events`: its answers, whole and as events
+- `responses_items`: the input of a stored response, page by page
+- `responses_schema`: the types of its requests
+- `messages`: Anthropic's Messages
+- `messages_schema`: the types of its requests
+- `completions`: OpenAI's old Completions: prompts without a template
+- `completions_schema`: the types of its requests
+"""

@@ -1,1 +1,14 @@
-"""Turns scored groups into batches of merged sequences with loss mask, logprobs, advantages and weights."""
+"""Turns scored groups into batches of merged sequences with loss mask, logprobs, advantages and weights.
+
+- `merge`: the calls of a rollout as sequences to train on
+- `draw`: the batches of a step: sequences with advantages and weights
+- `replay`: trained groups that train again
+- `journal`: the journal of a run, `run.db`, written by one thread
+- `records`: its tables, and how groups and steps are written into them
+- `reading`: reads it back, also while it is written
+- `entropies`: its entropies and ratios of tokens
+- `images`: its images, files beside it
+- `evidence`: what the certificate reads of it
+- `recorded`: what a recording adds to it: sessions that grow, rewards that come later
+- `expansion`: refuses records that would not fit in memory
+"""

@@ -1,1 +1,38 @@
-"""Batches of experiences in; updated weights, checkpoints and step metrics out."""
+"""Batches of experiences in; updated weights, checkpoints and step metrics out.
+
+- `trainer`: batches in, new weights and metrics out
+- `roles`: the models that it needs: policy, reference, critic, teacher
+- `work`: the data of a step, which the losses fill in
+- `loss`: what a loss is
+- `rollout_loss`: that of rollouts
+- `row_loss`: that of rows
+- `expert_loss`: that of an expert's rows, beside rollouts
+- `credit`: advantages of tokens that need the models' own numbers
+- `packing`: sequences as trees, in which what they share is computed once
+- `model`: a model that scores packs
+- `attention`: attention over such a tree
+- `cascade`: on a CPU, in parts that are merged
+- `varlen`: on a GPU, by one call of a kernel
+- `recurrence`: recurrent layers over such a tree
+- `scores`: logprobs and entropies from hidden states, a chunk at a time
+- `constrained`: tokens that were sampled under a constraint
+- `output`: the output layer, with exact logits on a GPU
+- `lora`: adapters alone are trained
+- `critic`: a model with a head for values
+- `teacher`: a frozen model to learn from
+- `optimizer`: updates weights: rate, clipping, state
+- `update_rules`: AdamW, its 8-bit kinds, Muon
+- `step_start`: back to where a step began, if it fails
+- `parity`: trainer and engine compute the same, or the step fails
+- `rounding`: how much bfloat16 rounds this model here, which is what they may differ
+- `suspicion`: guesses why they differ
+- `measured`: the metrics of a step
+- `gradients`: the gradient of an update that is not made, for the certificate
+- `checkpoint`: what is saved, and how a run goes on from it
+- `checksums`: the digests of its files
+- `team`: ranks that share the packs of an update
+- `sharding`: weights shared out over ranks
+- `settings`: checks the trainer's settings before anything is loaded
+- `liger`: Liger's kernels, where they are installed
+- `probe`: the small tree by which a model is checked when it is loaded
+"""

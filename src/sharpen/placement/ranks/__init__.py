@@ -1,1 +1,9 @@
-"""A trainer of several processes: the code of each rank, and the coordinator's side."""
+"""A trainer of several processes: the code of each rank, and the coordinator's side.
+
+- `group`: the trainer as the run sees it
+- `rank`: one rank of it
+- `processes`: ranks as processes of this machine
+- `main`: the program of such a process
+- `answers`: the ranks' answers as one
+- `shared_file`: memory that processes share
+"""

@@ -1,1 +1,11 @@
-"""Predicts the memory and time of a run before it starts, and what to change if it does not fit."""
+"""Predicts the memory and time of a run before it starts, and what to change if it does not fit.
+
+- `predict`: the plan: what it needs, whether it fits, what to change
+- `case`: what is planned: recipe, models, devices, tokens
+- `hardware`: the devices
+- `sizes`: a model's sizes, counted without its weights
+- `workload`: the tokens of a step
+- `memory`: the peak memory of each device
+- `live`: that of a training pass, measured on tensors without contents
+- `record`: compares a run with its plan
+"""

@@ -1,1 +1,19 @@
-"""Metrics in; TensorBoard, JSONL, W&B, MLflow or SwanLab, the reward curve and the summary out."""
+"""Metrics in; TensorBoard, JSONL, W&B, MLflow or SwanLab, the reward curve and the summary out.
+
+- `display`: lines for steps and evaluations, and what happens now
+- `block`: where the live lines are: a terminal, a notebook, nowhere
+- `live`: at the bottom of a terminal
+- `notebook`: in the output of a cell
+- `stream`: streams that may close
+- `spent`: how the time of a step is spent
+- `metrics`: `metrics.jsonl`, and every monitor that is asked for
+- `tolerant`: a monitor that may fail or be slow
+- `tensorboard`: TensorBoard's files
+- `services`: W&B, MLflow, SwanLab, Trackio
+- `statistics`: means and paired differences with their intervals
+- `verdict`: better or not, and which model to use
+- `table`: before and after, side by side
+- `figures`: numbers as people read them
+- `summary`: `summary.json`
+- `curve`: `reward_curve.png`
+"""

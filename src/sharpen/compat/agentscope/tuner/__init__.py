@@ -3,6 +3,9 @@
 
 In: a name. Out: `sharpen`'s own, but for `tune`, whose runs are in the project `AgentScope` unless they have another.
 Every name is loaded on first use: nothing above this room is imported by it.
+
+- `model_selection`: the module of that name
+- `prompt_tune`: the module of that name
 """
 
 from __future__ import annotations
