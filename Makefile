@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format dist bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: help quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format dist release-check bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-view bench-async bench-agentscope bench-trl bench-gpu clean
 
 # Train a real agent on two CPU cores. About three minutes; the first time, .venv is made before.
 quickstart: .venv/installed
@@ -232,6 +232,13 @@ dist: .venv/installed
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist
 	WHEEL="$$(ls $(CURDIR)/dist/sharpen-*.whl)" $(BIN)/python -m pytest tests/package/test_wheel.py
+
+MINUTES ?= inf
+
+# Run whole what no change runs, in turns that can be cut off. Many hours; it goes on where it was, writes
+# docs/reference/release-check.md, and MINUTES=60 begins no part after so many.
+release-check: environments
+	$(BIN)/python bench/release_check.py --minutes $(MINUTES)
 
 # Measure engine, trainer, gateway, a step, trees, sync and long prompts.
 bench: bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "examples", "docs"]
+PAGES = ["README.md", "AGENTS.md", "examples", "docs", "skills"]
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
 
@@ -34,7 +34,7 @@ def blocks(language: str | None = None) -> list[Block]:
 
 
 def pages() -> list[Path]:
-    """Return the README, the examples' pages and the documentation."""
+    """Return the README, what coding agents read, the examples' pages and the documentation."""
     found = [
         path for place in PAGES for path in ([ROOT / place] if place.endswith(".md") else (ROOT / place).rglob("*.md"))
     ]

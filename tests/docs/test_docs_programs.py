@@ -43,6 +43,7 @@ ELSEWHERE = {
     "docs/use/model-selection.md": "tests/beyond/model_selection/test_selection_page.py",
     "docs/use/serve.md": "tests/serve/test_serve_page.py",
     "docs/use/trinity.md": "tests/compat/test_trinity_page.py",
+    "skills/sharpen/SKILL.md": "tests/docs/test_docs_skill.py",
 }
 """Pages whose programs another test runs: it names the page."""
 HERE = {

@@ -52,6 +52,7 @@ NOT_HERE = {"--model", "--data", "--lm", "--judge", "--judge-url", "--judge-key-
 the example's own model and data, and its stand-in."""
 ELSEWHERE = {
     "bench/agentscope_overhead.py": "tests/agentscope/test_agentscope_overhead.py",
+    "bench/release_check.py": "tests/benches/test_release_check.py",
     "bench/trl/evaluate.py": "bench/trl/compare.py",
     "bench/trl/ours.py": "bench/trl/compare.py",
     "bench/trl/peer.py": "bench/trl/compare.py",

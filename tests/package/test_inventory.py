@@ -12,6 +12,7 @@ TARGETS = {
     "environments": "what the suites run in",
     "format": "a developer's; `check` says what it would do",
     "clean": "removes what was made",
+    "release-check": "tests/benches/test_release_check.py",
     "help": "tests/package/test_make.py",
     "dist": "tests/package/test_wheel.py",
     "test": "part of `check`",

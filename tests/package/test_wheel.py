@@ -1,31 +1,38 @@
 """The package builds a wheel that installs and runs from outside the repository."""
 
+import json
 import os
 import re
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from email import message_from_string
 from pathlib import Path
 
+import httpx
 import pytest
 
 import sharpen
 
 ROOT = Path(__file__).parents[2]
+OUTSIDE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+"""The environment of a process, without the folders of tests."""
 
 
-def run(*command: str, cwd: Path, **environment: str) -> str:
-    done = subprocess.run(command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True)
+def run(*command: str, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, env=OUTSIDE, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel installed: the one that WHEEL names (`make dist`), or one built here of a copy."""
+    """The packages' folder of an empty environment with the wheel: the one that WHEEL names (`make dist`), or one built
+    here of a copy. What the package depends on is seen in this environment, and nothing of the clone."""
     folder = tmp_path_factory.mktemp("wheel")
     if given := os.environ.get("WHEEL"):
         shutil.copy(given, folder)
@@ -35,15 +42,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(ROOT / name, folder)
         run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), cwd=folder)
     (wheel,) = folder.glob("sharpen-*.whl")
-    target = folder / "site"
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target))
-    run(*pip, str(wheel), cwd=folder)
-    return target
+    run(sys.executable, "-m", "venv", "--without-pip", str(folder / "env"), cwd=folder)
+    (packages,) = (folder / "env").glob("lib/python*/site-packages")
+    pip = (sys.executable, "-m", "pip", f"--python={folder / 'env' / 'bin' / 'python'}", "install", "--quiet")
+    run(*pip, "--no-deps", "--no-index", str(wheel), cwd=folder)
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))  # no .pth in there is read: no clone
+    return packages
+
+
+def program(site: Path, name: str) -> str:
+    """Return the path of a program of the environment."""
+    return str(site.parents[2] / "bin" / name)
 
 
 def test_wheel_is_what_is_imported_and_is_typed(site: Path, tmp_path: Path):
     code = "import sharpen; print(sharpen.__file__, sharpen.tune.__module__)"
-    place, module = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site)).split()
+    place, module = run(program(site, "python"), "-c", code, cwd=tmp_path).split()
     assert Path(place).parent.parent == site
     assert module == "sharpen.tuning"
     assert (site / "sharpen" / "py.typed").exists()
@@ -92,34 +106,62 @@ def relative_links(text: str) -> list[str]:
 
 def test_an_extra_is_added_to_the_wheel_that_was_installed(site: Path, tmp_path: Path):
     code = "from sharpen.config.extras import install_command; print(install_command('vllm'))"
-    (wheel,) = site.parent.glob("sharpen-*.whl")
-    shown = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site))
+    (wheel,) = site.parents[3].glob("sharpen-*.whl")
+    shown = run(program(site, "python"), "-c", code, cwd=tmp_path)
     assert shown.strip() == f"pip install 'sharpen[vllm] @ {wheel.as_uri()}'"
 
 
-def test_wheel_trains_from_outside_the_repository(site: Path, tmp_path: Path, toy_model_dir: Path, toy_dataset: Path):
-    (tmp_path / "agent.py").write_text(
-        "from sharpen import WorkflowOutput\n\n\n"
-        "async def answer(task, model):\n"
-        "    messages = [{'role': 'user', 'content': task['question']}]\n"
-        "    reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=4)\n"
-        "    return WorkflowOutput(reward=float(len(reply.choices[0].message.content or '')))\n"
-    )
-    (tmp_path / "run.yaml").write_text(
-        "workflow: agent.py:answer\n"
-        f"train_dataset: {{path: {toy_dataset}, total_steps: 2}}\n"
-        f"model: {{model_path: {toy_model_dir}, max_model_len: 64}}\n"
-        "algorithm: {group_size: 4, batch_size: 2, learning_rate: 0.001}\n"
-    )
-    command = (sys.executable, "-m", "sharpen", "run", "--config", "run.yaml")
-    output = run(*command, cwd=tmp_path, PYTHONPATH=str(site))
-    last = output.splitlines()[-1]
-    assert last.startswith(f"run directory: {tmp_path / 'checkpoints' / 'Sharpen' / 'Experiment-'}")
-    assert (Path(last.removeprefix("run directory: ")) / "latest" / "model.safetensors").exists()
+@pytest.fixture(scope="module")
+def trained(site: Path, tmp_path_factory: pytest.TempPathFactory, toy_model_dir: Path) -> Path:
+    """What a newcomer has after `sharpen init` and `sharpen run`, outside of the clone: the folder of the starter. Its
+    model is a toy, and it takes one step."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    sharpen_ = program(site, "sharpen")
+    run(sharpen_, "init", "first", "--model", str(toy_model_dir), cwd=folder)
+    for name in ("train", "test"):
+        rows = (folder / "first" / "tasks" / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        (folder / "first" / "tasks" / f"{name}.jsonl").write_text("".join(rows[:4]))
+    small = ("train_dataset.total_steps=1", "algorithm.batch_size=2", "algorithm.group_size=2", "model.max_tokens=4")
+    small += ("model.max_model_len=128",)
+    run(sharpen_, "run", *(word for one in small for word in ("--set", one)), cwd=folder / "first")
+    return folder / "first"
+
+
+def test_the_starter_of_the_wheel_is_trained(trained: Path):
+    assert {path.name for path in trained.iterdir()} >= {"agent.py", "judge.py", "run.yaml", "test_agent.py", "tasks"}
+    (run_dir,) = (trained / "checkpoints" / "Sharpen").iterdir()
+    assert (run_dir / "latest" / "model.safetensors").exists()
+    assert json.loads((run_dir / "certificate.json").read_text())["holds"] is True
+
+
+def test_the_wheel_reports_the_run(site: Path, trained: Path):
+    page = run(program(site, "sharpen"), "report", "--md", cwd=trained)
+    assert "4 held-out tasks" in page
+    run(program(site, "sharpen"), "report", "--output", "page.html", cwd=trained)
+    assert "<svg" in (trained / "page.html").read_text(encoding="utf-8")  # its templates are in the wheel
+
+
+def test_the_wheel_shows_the_run_in_a_browser_until_it_is_stopped(site: Path, trained: Path):
+    command = [program(site, "sharpen"), "view", "--no-browser"]
+    own = {"PYTHONUNBUFFERED": "1", "XDG_CACHE_HOME": str(trained / "cache")}
+    with subprocess.Popen(command, cwd=trained, env=OUTSIDE | own, stdout=subprocess.PIPE, text=True) as view:
+        try:
+            assert view.stdout is not None
+            ((address, token),) = re.findall(r"(http://\S+)/\?token=(\S+)", view.stdout.readline())
+            headers = {"authorization": f"Bearer {token}"}
+            with httpx.Client(base_url=address, headers=headers, timeout=60) as client:
+                page = client.get("/")
+                assert "Experiment-" in page.text
+                files = re.findall(r'(?:href|src)="(/static/[^"]+)"', page.text)
+                assert len(files) >= 2
+                assert {client.get(one).status_code for one in files} == {200}
+        finally:
+            view.send_signal(signal.SIGINT)
+    assert view.returncode == 0
 
 
 def test_init_writes_a_starter_from_the_wheel(site: Path, tmp_path: Path):
-    command = ["-m", "sharpen", "init", "first", "--from", "langgraph", "--model", "some/model"]
-    run(sys.executable, *command, cwd=tmp_path, PYTHONPATH=str(site))
+    command = ["init", "first", "--from", "langgraph", "--model", "some/model"]
+    run(program(site, "sharpen"), *command, cwd=tmp_path)
     written = {path.name for path in (tmp_path / "first").rglob("*.*")}
     assert {"agent.py", "judge.py", "run.yaml", "test_agent.py", "train.jsonl", "requirements.txt"} <= written
