@@ -6,7 +6,8 @@ the file has it. What our training has no place for is refused by name, with the
 
 An advantage gets one experience for each trained call, with `reward`, `eid` and `action_mask`, and sets its
 `advantages`. A policy loss is called with all tokens in one row and returns their mean, whose gradient by each token is
-that of the token, and stands for its value too; what a loss mixes beyond that (over sequences) is not seen. A KL function estimates by token.
+that of the token, and stands for its value too; what a loss mixes beyond that (over sequences) is not seen. A KL
+function estimates by token.
 
 Shape suffixes: C trained calls of a step, E tokens that carry loss.
 """
