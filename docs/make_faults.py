@@ -86,11 +86,15 @@ def _updates() -> Part:
         "(`tests/evidence/certificate/test_retrain_faults.py` and its neighbours)."
     )
     rows = []
-    tables = [_table(f"test_retrain_{part}") for part in ("faults", "teacher", "expert")]
+    tables = [_table(f"test_retrain_{part}") for part in ("faults", "eight_bits", "teacher", "expert")]
     for name, ((algorithm, settings), _) in (pair for table in tables for pair in table.items()):
         kind = {} if algorithm == "grpo" else {"algorithm": algorithm}
         rows.append((name + _with(kind | settings), "the updates, made once more"))
-    rows += [(f"in a mixture of experts, {name}", "the updates, made once more") for name in _table(EXPERTS)]
+    rows += [
+        (f"in a mixture of experts, {name}", "the updates, made once more")
+        for table in ("FAULTS", "BALANCES")
+        for name in _table(EXPERTS, table)
+    ]
     return "Updates", words, rows
 
 
@@ -99,8 +103,8 @@ def _with(settings: dict[str, Any]) -> str:
     return f" ({named})" if named else ""
 
 
-def _table(module: str) -> dict[str, Any]:
-    return dict(importlib.import_module(module).FAULTS)
+def _table(module: str, name: str = "FAULTS") -> dict[str, Any]:
+    return dict(getattr(importlib.import_module(module), name))
 
 
 def _find_tests() -> None:

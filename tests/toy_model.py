@@ -12,8 +12,8 @@ CHATML = """{%- for message in messages -%}
 {% endif -%}"""
 
 
-def make_toy_model(folder: Path, *, seed: int = 0, template: str | None = CHATML) -> Path:
-    """Write a random Qwen3 model (2 layers, hidden 32) with a byte-level tokenizer of about 290 entries."""
+def make_toy_model(folder: Path, *, seed: int = 0, hidden: int = 32, template: str | None = CHATML) -> Path:
+    """Write a random Qwen3 model (2 layers, hidden size 32) with a byte-level tokenizer of about 290 entries."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -35,8 +35,8 @@ def make_toy_model(folder: Path, *, seed: int = 0, template: str | None = CHATML
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(fast),
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -9,7 +9,7 @@ A `Sink`, of a monitor: the numbers of a run in, whatever shows them out. Ours a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -35,7 +35,8 @@ class GenerateRequest:
     `on_tokens` is called on the serving loop with the ids that each step adds, but for those that end the generation.
     From an engine in another process, the ids of several steps may come together.
 
-    `pictures` are the images in the prompt, in their order; their image tokens are in `prompt_ids`.
+    `pictures` are the images in the prompt, in their order; their image tokens are in `prompt_ids`. An engine that
+    keeps no constraint, or is shown no images, raises `SamplingError` for a request with them.
     """
 
     prompt_ids: IntArray
@@ -80,18 +81,49 @@ class Engine(Protocol):
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one continuation. Cancelling the awaiting task aborts the request and frees its slot.
 
-        `max_tokens` beyond the context is cut to what fits (finish reason "length"). Raises `ContextOverflowError` if
-        the prompt leaves no room for one token, and `EngineLostError` if the engine can serve no more requests.
+        A logprob is that of the distribution from which the token was drawn, after temperature, top-p and top-k; of a
+        greedy token (temperature 0) it is that of the plain softmax. `max_tokens` beyond the context is cut to what
+        fits (finish reason "length"). Raises `SamplingError` for parameters or ids that are none,
+        `ContextOverflowError` if the prompt leaves no room for one token, `EngineLostError` if the engine can serve no
+        more requests, and another `EngineError` if this one failed or the engine is closed.
         """
 
     async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load new weights (by Hugging Face parameter names) between two decode steps.
+        """Load new weights (all parameters by Hugging Face names) between two decode steps: requests go on.
 
-        Afterwards no token is computed from the KV of older weights, and new tokens have `version`.
+        The tensors are the trainer's own, which it changes later: copy what is kept. Afterwards no token is computed
+        from the KV of older weights, and new tokens have `version`. Raises `ModelError` for wrong names or shapes, and
+        then has the weights of before.
         """
 
     async def close(self) -> None:
-        """Abort running requests and free memory."""
+        """Abort running requests and free memory. Closing again does nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What an engine is started with: the folder of a Hugging Face model, its tokenizer (for stop strings and
+    constraints alone), and the settings of `engine` and `model`.
+
+    `device` is `auto`, `cpu`, `cuda` or `cuda:<number>`, `dtype` is `auto`, `float32` or `bfloat16`. `kv_cache_mb` None
+    leaves the size of the cache to the engine. `alone`: nothing else in this process computes at the same time.
+    """
+
+    folder: Path
+    tokenizer: Any
+    max_model_len: int
+    device: str
+    dtype: str
+    max_slots: int
+    kv_cache_mb: int | None
+    tensor_parallel_size: int
+    alone: bool
+
+
+StartEngine = Callable[[EngineSettings], Awaitable[Engine]]
+"""What `engine.type` names: a coroutine function, or a class with `async def start(settings)`, that starts an engine
+with the weights of its folder as version 0. It runs on the serving loop. Raises `ModelError` for a model that the
+engine cannot serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,3 +175,10 @@ class TakesRollouts(Protocol):
 
     def rollouts(self, step: int, rows: Rows) -> None:
         """Show rollouts of a step, a row each; there is at least one."""
+
+
+RowSource = Callable[[str | None, str | None], Iterable[Mapping[str, Any]]]
+"""What `path` of a dataset may name: a function of the dataset's `name` and `split` that gives its rows, each a mapping
+of names to values. The same rows come in the same order at every call: a row's place is the id of its task, and a run
+that goes on compares them. A sequence is read row by row, in any order; anything else whole. Raises any error for a
+name or a split that it does not have."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 
@@ -34,6 +36,25 @@ def total_bytes() -> int:
 def num_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def trained_on() -> str:
+    """Return what of this machine decides how a trainer computes: its name, its processor or GPU, and the versions of
+    what computes."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("sharpen", "torch", "transformers"))
+    return f"{platform.node()}, {_gpu() or _processor()}, Python {platform.python_version()}, {packages}"
+
+
+def _gpu() -> str:
+    """The GPU that torch, which is loaded by then, computes on."""
+    torch = sys.modules.get("torch")
+    return str(torch.cuda.get_device_name()) if torch is not None and torch.cuda.is_available() else ""
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return platform.machine()
 
 
 def let_idle_workers_sleep() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from toy_engines import END, make_engine, make_model, prompt_of, request, run_all
 
-from sharpen.contracts import Engine, Generation
+from sharpen.contracts import Generation
 from sharpen.engine.embedded.kv import KVLayout, KVPool
-from sharpen.errors import ContextOverflowError, EngineError, SamplingError
+from sharpen.errors import EngineError, SamplingError
 
 
 def spell(ids: list[int]) -> str:
@@ -48,13 +47,6 @@ def test_max_tokens_beyond_the_context_is_cut() -> None:
     (generation,) = run_all(engine, [request(prompt_of(15, 0), max_tokens=100)])
     assert len(generation.ids) == 5
     assert generation.finish_reason == "length"
-
-
-def test_a_prompt_that_fills_the_context_is_refused() -> None:
-    engine = make_engine(make_model("qwen2"), max_model_len=20)
-    with pytest.raises(ContextOverflowError, match="20"):
-        run_all(engine, [request(prompt_of(20, 0))])
-    assert len(run_all(engine, [request(prompt_of(19, 0))])[0].ids) == 1
 
 
 def test_several_end_tokens() -> None:
@@ -268,9 +260,3 @@ def test_requests_that_would_break_a_step_are_refused(bad: dict[str, Any]) -> No
 def test_ids_outside_the_vocabulary_are_refused(prompt: list[int]) -> None:
     with pytest.raises(SamplingError, match=r"0 \.\. 96"):
         run_all(make_engine(make_model("qwen3")), [request(prompt)])
-
-
-def test_it_is_an_engine() -> None:
-    engine: Engine = make_engine(make_model("qwen3"), max_model_len=77)
-    assert engine.max_model_len == 77
-    assert isinstance(run_all(engine, [request([4])])[0].versions, np.ndarray)

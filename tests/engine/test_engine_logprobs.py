@@ -80,18 +80,6 @@ def test_trap_11_logprob_is_of_the_truncated_distribution(top_p: float, top_k: i
             assert float(logprob) == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_top_logprobs_are_the_likeliest_of_each_position() -> None:
-    reference, engine = make_model("llama"), make_engine(make_model("llama"))
-    prompt = prompt_of(12, 5)
-    (generation,) = run_all(engine, [request(prompt, top_logprobs=4, max_tokens=6)])
-    logits = full_logits(reference, [*prompt, *generation.ids.tolist()])[len(prompt) - 1 : -1]
-    assert len(generation.top_logprobs) == len(generation.ids)
-    for row, pairs in zip(torch.log_softmax(logits, -1), generation.top_logprobs, strict=True):
-        best = row.topk(4)
-        assert [token for token, _ in pairs] == best.indices.tolist()
-        assert [logprob for _, logprob in pairs] == pytest.approx(best.values.tolist(), abs=1e-4)
-
-
 def test_bfloat16_logprobs_are_near_a_full_forward() -> None:
     model = make_model("qwen3").to(torch.bfloat16)
     reference = make_model("qwen3").to(torch.bfloat16)

@@ -18,7 +18,7 @@ from sharpen.errors import ConfigError
 from sharpen.evidence.certificate.certify import certify
 from sharpen.evidence.certificate.retrain import with_updates
 from sharpen.learning.experience.reading import read_groups
-from sharpen.testing import check_algorithm, check_monitor, check_tool_format
+from sharpen.testing import check_algorithm, check_dataset, check_engine, check_monitor, check_tool_format
 
 EXTEND = Path(__file__).parents[2] / "examples" / "extend"
 
@@ -190,3 +190,25 @@ def test_a_tool_format(place, trained, toy_model_dir: Path, capsys) -> None:
     rewards = [rollout.reward for group in read_groups(result.run_dir / "run.db") for rollout in group.rollouts]
     assert len(rewards) == 2 * 2 * 4
     assert min(rewards) > 1.0, "each answer was read as a call"
+
+
+def test_an_engine(place, trained, toy_model_dir: Path, capsys) -> None:
+    """What it samples, the trainer computes again in every step; new weights come after each."""
+    part = place("engine.py:PlainEngine")
+    check_engine(import_object(f"{part}.start"), toy_model_dir)
+    result = trained(settings={"engine.type": part})
+    assert f"engine: {part} (engine.type)" in capsys.readouterr().out
+    calls = [call for group in read_groups(result.run_dir / "run.db") for one in group.rollouts for call in one.calls]
+    assert {version for call in calls for version in call.versions_S.tolist()} == {0, 1}
+
+
+def test_a_dataset(place, trained, announced) -> None:
+    part = place("dataset.py:sums")
+    check_dataset(import_function(part), name="3", split="test")
+    result = trained(train_dataset=DatasetConfig(path=part, name="3", total_steps=2))
+    tasks = {group.task.id: group.task.row["question"] for group in read_groups(result.run_dir / "run.db")}
+    for id_, question in tasks.items():
+        split, _, number = id_.partition("/")
+        assert question == import_function(part)("3", split)[int(number)]["question"]
+    announced("datasets", "sums = dataset:sums")
+    trained(train_dataset=DatasetConfig(path="sums", split="test", total_steps=2), settings={"name": "announced"})

@@ -154,6 +154,28 @@ def test_this_machine_without_vllm() -> None:
         choose_engine(config({"type": "vllm"}))
 
 
+OWN = """
+async def start(settings): ...
+def makes(settings): ...
+class Engine:
+    @classmethod
+    async def start(cls, settings): ...
+"""
+
+
+def test_an_engine_of_somebodys_own(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    for name in ("start", "Engine", "Engine.start"):
+        place = f"{tmp_path / 'own.py'}:{name}"
+        assert vllm_choice(config({"type": place}), GPUS) == EngineChoice(type=place, reason="engine.type")
+        with pytest.raises(ConfigError, match="deterministic is true, which the embedded engine alone can be"):
+            vllm_choice(config({"type": place}, deterministic=True), BARE)
+    with pytest.raises(ConfigError, match=r"which is <function makes .*: it must be a coroutine function"):
+        vllm_choice(config({"type": f"{tmp_path / 'own.py'}:makes"}), BARE)
+    with pytest.raises(ValueError, match=r"'auto', 'embedded' or 'vllm' .*got 'vlm'; did you mean 'vllm'"):
+        config({"type": "vlm"})
+
+
 UNGUARDED = """
 import multiprocessing
 from sharpen.config.run import RunConfig

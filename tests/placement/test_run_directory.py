@@ -26,8 +26,9 @@ from sharpen.learning.trainer.checkpoint import (
     write_directory,
 )
 from sharpen.learning.trainer.checksums import write_checksums
+from sharpen.models.identity import Identity, model_identity
 from sharpen.run.directory import RunDirectory, open_run_directory
-from sharpen.run.identity import Identity, changed_rows, model_identity, rows_identity, used_rows_unchanged
+from sharpen.run.identity import changed_rows, rows_identity, used_rows_unchanged
 from sharpen.types import Group, Task
 
 NOTHING: Mapping[str, Identity] = {}

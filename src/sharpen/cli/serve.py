@@ -42,7 +42,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--name", metavar="NAME", help="the model's name for clients (default: the folder's, the run's)"
     )
     parser.add_argument("--max-model-len", type=int, metavar="N", help="most prompt plus sampled tokens of a request")
-    parser.add_argument("--engine", choices=("auto", "embedded", "vllm"), help="what computes (default: auto)")
+    parser.add_argument("--engine", help="what computes: auto (the default), embedded, vllm, or one of your own")
     add_set(parser, "model.temperature=0.7 (of model, engine or gateway)")
 
 

@@ -347,6 +347,7 @@ _UniqueKeyLoader.add_implicit_resolver(
 
 _CODE: tuple[Place, ...] = (
     *(("workflow",), ("judge",), ("evaluation", "own", "*", "workflow"), ("monitor_type",)),
+    *(("engine", "type"),),
     *(("model", "tool_call_parser"), ("model", "reasoning_parser")),
     *(("auxiliary_models", "*", "tool_call_parser"), ("auxiliary_models", "*", "reasoning_parser")),
     *(("sampling", "operators", "*", "name"), ("sampling", "task_operators", "*", "name")),
@@ -367,7 +368,8 @@ def point_beside(content: Mapping[str, Any], folder: Path) -> None:
                 not isinstance(value, str) or section.get("base_url") is not None
             ):  # an endpoint's model name, not a folder
                 continue
-            name, colon, function = value.rpartition(":") if code else (value, "", "")
+            has_place = code or (place[-1] == "path" and not (folder / value).exists())
+            name, colon, function = value.rpartition(":") if has_place else (value, "", "")
             if name and (folder / name).exists():
                 section[place[-1]] = f"{folder / name}{colon}{function}"
 

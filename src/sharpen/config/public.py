@@ -54,7 +54,7 @@ class DatasetConfig(Strict):
     """The location of tasks: a Hugging Face dataset, a folder, or a single file (JSONL, JSON, Parquet, CSV)."""
 
     path: str
-    """Folder, file, or dataset name on the Hugging Face hub."""
+    """Folder, file, dataset name on the Hugging Face hub, or a function that gives rows (docs/use/extending.md)."""
     name: str | None = None
     """Configuration of the dataset (for GSM8K: `main`)."""
     split: str | None = "train"

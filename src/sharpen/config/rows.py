@@ -1,4 +1,5 @@
-"""Reads a dataset: a folder, a single file, or a name on the Hugging Face hub, always with `datasets.load_dataset`.
+"""Reads a dataset: a folder, a single file, or a name on the Hugging Face hub, always with `datasets.load_dataset`; or
+what somebody's own function gives (`contracts.RowSource`).
 
 In: a `DatasetAddress`. Out: `Task`s (a lazy sequence), or plain rows for a preview. Every failure is a `DatasetError`
 with a message of one sentence. Local paths never use the network.
@@ -18,7 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, overload
 
-from sharpen.errors import DatasetError, DatasetNotFoundError
+from sharpen.config.doors import find_part, names
+from sharpen.contracts import RowSource
+from sharpen.errors import ConfigError, DatasetError, DatasetNotFoundError
 from sharpen.files import near_path
 from sharpen.types import Task
 
@@ -82,7 +85,7 @@ class TaskTable(Sequence[Task]):
     def _row(self, position: int) -> dict[str, Any]:
         """Return a row with its images decoded, which the library does when a row is read. Raises `DatasetError`."""
         try:
-            row: dict[str, Any] = self._rows[position]
+            row: dict[str, Any] = dict(self._rows[position])
         except Exception as error:  # as in `read_rows`
             raise DatasetError(f"the row {self._prefix}/{position} cannot be read: {_one_line(error)}") from error
         return row
@@ -114,8 +117,9 @@ def read_rows(config: DatasetAddress) -> Iterator[dict[str, Any]]:
 
 
 def check_path(config: DatasetAddress) -> None:
-    """Raise `DatasetNotFoundError` for a path that can only be meant locally and is not there."""
-    if _looks_local(config.path) and not Path(config.path).expanduser().exists():
+    """Raise `DatasetNotFoundError` for a path that can only be meant locally and is not there, `ConfigError` for a
+    function that cannot be imported."""
+    if _source(config) is None and _looks_local(config.path) and not Path(config.path).expanduser().exists():
         raise DatasetNotFoundError(
             f"dataset {config.path!r} does not exist: no such file or folder (seen from {Path.cwd()})"
             f"{near_path(config.path)}"
@@ -135,6 +139,8 @@ def _open(config: DatasetAddress, *, streaming: bool) -> _Opened:
     path = Path(config.path).expanduser()
     if path.is_file():
         return _open_file(path, config, streaming)
+    if (source := _source(config)) is not None:
+        return _open_source(source, config)
     check_path(config)
     if path.is_dir():
         return _open_folder(path, config, streaming)
@@ -144,6 +150,33 @@ def _open(config: DatasetAddress, *, streaming: bool) -> _Opened:
         return _Opened(rows=loaded, prefix=sliced)
     split = _names(config, list(loaded))[0]
     return _Opened(rows=loaded[split], prefix=split)
+
+
+def _source(config: DatasetAddress) -> RowSource | None:
+    """Return somebody's own function that gives the rows, None if the path is none's. What lies at the path comes
+    first. Raises `ConfigError` if it cannot be imported."""
+    is_place = re.fullmatch(r".+:[^\W\d]\w*(\.[^\W\d]\w*)*", config.path) is not None
+    if Path(config.path).expanduser().exists() or not (is_place or config.path in names("datasets", {})):
+        return None
+    source: RowSource = find_part("datasets", config.path, {})
+    if not callable(source):
+        raise ConfigError(
+            f"dataset {config.path!r} is {source!r}: it must be a function of name and split that gives rows "
+            "(docs/use/extending.md)"
+        )
+    return source
+
+
+def _open_source(source: RowSource, config: DatasetAddress) -> _Opened:
+    split = config.split or "train"
+    if re.search(_SLICED, split):
+        raise DatasetError(f"dataset {config.path!r} is a function, which has no slices of splits: got {split!r}")
+    try:
+        found = source(config.name, config.split)
+        rows = found if isinstance(found, Sequence) else list(found)
+    except Exception as error:  # the user's code may raise anything
+        raise DatasetError(f"dataset {config.path!r} cannot be loaded: {_one_line(error)}") from error
+    return _Opened(rows=rows, prefix=split)
 
 
 def _open_folder(path: Path, config: DatasetAddress, streaming: bool) -> _Opened:

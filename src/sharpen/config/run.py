@@ -22,6 +22,8 @@ from sharpen.config.secrets import hide_in_value
 from sharpen.config.sync import SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
 
+ENGINES = ("auto", "embedded", "vllm")
+"""Our own engines, and the choice between them."""
 HELD_OUT = "held-out"
 """The name of the evaluation set that decides whether the run made the model better."""
 KLS = ("none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3")
@@ -165,7 +167,7 @@ class RolloutConfig(Strict):
 class EngineConfig(Strict):
     """The inference engine."""
 
-    type: Literal["auto", "embedded", "vllm"] = "auto"
+    type: Annotated[str, AfterValidator(PartName("engines", ENGINES))] = "auto"
     """`embedded` is Sharpen's own engine, in this process; `vllm` needs vLLM; `auto` takes vLLM if it is installed and
     there is a GPU."""
     device: str = "auto"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sharpen.config.problems import refuse
 from sharpen.config.public import MIN_TEMPERATURE
@@ -66,7 +66,8 @@ class RowRecipe(Recipe):
     algorithm: SupervisedAlgorithm
 
 
-EngineType = Literal["embedded", "vllm"]
+EngineType = str
+"""`embedded`, `vllm`, or the name of somebody's own engine."""
 TrainingRecipe = RolloutRecipe | RowRecipe
 R = TypeVar("R", bound=Recipe, covariant=True)
 

@@ -6,6 +6,7 @@ engine that is not available here.
 
 from __future__ import annotations
 
+import inspect
 import json
 import multiprocessing
 from collections.abc import Mapping
@@ -13,9 +14,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from sharpen.config.doors import find_part
 from sharpen.config.extras import install_command
 from sharpen.config.public import TunerModelConfig
-from sharpen.config.run import RunConfig
+from sharpen.config.run import ENGINES, RunConfig
+from sharpen.contracts import StartEngine
 from sharpen.errors import ConfigError
 from sharpen.learning.recipe import EngineChoice
 from sharpen.machine import num_cores
@@ -87,8 +90,10 @@ def check_gpu(device: str, num_gpus: int | None = None) -> None:
 
 
 def vllm_choice(config: RunConfig, machine: Machine) -> EngineChoice:
-    """Choose vLLM or the embedded engine, with the reason. Raises `ConfigError` for an engine that is not available, or
-    for a setting that it does not support."""
+    """Choose vLLM or the embedded engine, with the reason; or the one of somebody's own that the settings name. Raises
+    `ConfigError` for an engine that is not available, or for a setting that it does not support."""
+    if (own := own_engine(config)) is not None:
+        return own
     if (reason := _why_embedded(config, machine)) is not None:
         return EngineChoice(type="embedded", reason=reason)
     _check_version(machine)
@@ -101,6 +106,33 @@ def vllm_choice(config: RunConfig, machine: Machine) -> EngineChoice:
     _check_main()
     asked = config.engine.type == "vllm"
     return EngineChoice(type="vllm", reason="engine.type" if asked else f"installed, with {machine.num_gpus} GPU(s)")
+
+
+def own_engine(config: RunConfig) -> EngineChoice | None:
+    """Return the engine of somebody's own that the settings name, if they do. Raises `ConfigError` if it is none, or is
+    to be deterministic."""
+    if config.engine.type in ENGINES:
+        return None
+    start_of(config.engine.type)
+    if config.deterministic:
+        raise ConfigError(
+            f"deterministic is true, which the embedded engine alone can be, but engine.type is "
+            f"{config.engine.type!r}: set it to embedded, or deterministic to false"
+        )
+    return EngineChoice(type=config.engine.type, reason="engine.type")
+
+
+def start_of(name: str) -> StartEngine:
+    """Return what starts somebody's own engine. Raises `ConfigError` for a name that nobody has, and for what starts
+    none."""
+    part = find_part("engines", name, {})
+    start = getattr(part, "start", None) if isinstance(part, type) else part
+    if not inspect.iscoroutinefunction(start):
+        raise ConfigError(
+            f"engine.type is {name!r}, which is {part!r}: it must be a coroutine function that starts an engine of "
+            "EngineSettings, or a class with such a classmethod `start` (docs/use/extending.md)"
+        )
+    return start
 
 
 def check_towers(config: RunConfig, engine: EngineChoice | None, folder: Path) -> None:
@@ -133,9 +165,9 @@ def _check_width(config: RunConfig, machine: Machine) -> None:
 
 
 def _why_embedded(config: RunConfig, machine: Machine) -> str | None:
-    """Return why the embedded engine serves; None if vLLM does."""
+    """Return why vLLM does not serve; None if it does."""
     if config.engine.type != "auto":
-        return "engine.type" if config.engine.type == "embedded" else None
+        return None if config.engine.type == "vllm" else "engine.type"
     if config.deterministic:
         return "deterministic: true"
     if not machine.builds:

@@ -11,7 +11,7 @@ from sharpen.config.run import RunConfig
 from sharpen.placement.engine_choice import Machine, vllm_serves
 
 COUNTS = ("inference_engine_num", "tensor_parallel_size")
-_EMBEDDED = "the embedded engine is one, on one device (vLLM has several: docs/use/vllm.md)"
+_ONE = "in one process all engines but vLLM are one, on one device (docs/use/vllm.md)"
 _AUXILIARY = "in one process it is served by one engine, on one device (Ray with vLLM places more: docs/use/ray.md)"
 
 
@@ -42,7 +42,7 @@ def _fit_policy(config: RunConfig, machine: Machine) -> tuple[TunerModelConfig, 
     if not vllm_serves(config, machine):
         given = list_counts(model)
         return model.model_copy(update=dict.fromkeys(COUNTS, 1)), (
-            f"model: {given}: without effect: {_EMBEDDED}" if given else ""
+            f"model: {given}: without effect: {_ONE}" if given else ""
         )
     width, count = fit_counts(model, machine)
     if (width, count) == (model.tensor_parallel_size, model.inference_engine_num):

@@ -15,11 +15,13 @@ from sharpen.config.gateway import GatewayConfig
 from sharpen.config.public import TunerModelConfig
 from sharpen.config.run import RunConfig
 from sharpen.config.trainer import LoraConfig
+from sharpen.contracts import EngineSettings
 from sharpen.engine.routing import Replicas
 from sharpen.errors import ConfigError
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.images import album_of
 from sharpen.learning.recipe import EngineChoice, EngineType
+from sharpen.placement.engine_choice import start_of
 from sharpen.types import Sampling
 
 if TYPE_CHECKING:
@@ -37,7 +39,35 @@ def load_policy(
         shares = trains and shares_base(config)
         adapters = config.trainer.lora if shares else None
         return load_engine(config.model, config, folder, alone=alone, adapters=adapters)
+    if type != "vllm":
+        return _load_own(type, config, folder, thread, alone=alone)
     return load_vllm(config.model, config, folder, thread, lora=unmerged_adapters(config))
+
+
+def _load_own(
+    type: EngineType, config: RunConfig, folder: Path, thread: ServingThread, *, alone: bool
+) -> tuple[Any, Engine]:
+    """Start somebody's own engine; return (tokenizer, engine). Raises what starting it raises."""
+    from sharpen.models.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    settings = EngineSettings(
+        folder=folder,
+        tokenizer=tokenizer,
+        max_model_len=config.model.max_model_len,
+        device=config.engine.device,
+        dtype=config.engine.dtype,
+        max_slots=config.engine.max_slots,
+        kv_cache_mb=config.engine.kv_cache_mb,
+        tensor_parallel_size=config.model.tensor_parallel_size,
+        alone=alone,
+    )
+    start = start_of(type)
+
+    async def started() -> Engine:
+        return await start(settings)
+
+    return tokenizer, thread.call(started())
 
 
 def load_vllm(

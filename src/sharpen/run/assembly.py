@@ -27,6 +27,8 @@ from sharpen.interrupts import stop_signals
 from sharpen.learning.recipe import RolloutRecipe, RowRecipe, TrainingJob
 from sharpen.learning.supervised.data import make_tutor, read_data
 from sharpen.machine import let_idle_workers_sleep
+from sharpen.models.files import model_folder
+from sharpen.models.identity import Identity, model_identity
 from sharpen.placement.place import Serving
 from sharpen.placement.probe import probe_at_start
 from sharpen.placement.start import start_serving, start_training
@@ -36,7 +38,7 @@ from sharpen.run.decide import decide
 from sharpen.run.expert import ExpertRows, make_expert_rows
 from sharpen.run.forecast import before_run
 from sharpen.run.former_formats import with_former_formats
-from sharpen.run.identity import Identity, model_identity, rows_identity
+from sharpen.run.identity import rows_identity
 from sharpen.run.progress import Progress
 from sharpen.run.receiver import Inbox, open_inbox
 from sharpen.run.stall import StallWatch
@@ -182,6 +184,8 @@ def open_site(
     rows = {"train_dataset": data.training, "held_out": data.held_out, "expert": data.expert}
     identities = {name: rows_identity(some) for name, some in rows.items() if some}
     identities["model"] = model_identity(job.folder)
+    if (teacher := config.distill.teacher_path) is not None:
+        identities["teacher"] = model_identity(model_folder(teacher, setting="distill.teacher_path"))
     identities |= source_identities(config)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_run_directory(resolved, config_path, identities, data.training))
@@ -302,17 +306,28 @@ def _repeats(site: Site, trainer: AnyTrainer, journal: Journal) -> Repeats | Non
 
 
 def gradients_at_the_end(site: Site, trainer: AnyTrainer) -> GradientProbe:
-    """Compare the trainer's gradients at its last weights, which are those of the latest checkpoint; adapters have the
-    model's files beside them."""
-    from sharpen.evidence.certificate.gradient_probe import GradientProbe, probe_gradients
+    """Compare the trainer's gradients at its last weights, which are those of the latest checkpoint."""
     from sharpen.learning.trainer.checkpoint import pointed
 
+    return gradients_of_checkpoint(site, trainer, pointed(site.directory.path, "latest"))
+
+
+def gradients_of_checkpoint(site: Site, trainer: AnyTrainer, checkpoint: Path | None) -> GradientProbe:
+    """Compare the trainer's gradients at its weights, which are those of a checkpoint (None: those before training);
+    adapters have the model's files beside them."""
+    from sharpen.evidence.certificate.gradient_probe import GradientProbe, probe_gradients
+
     config, before = site.job.config, site.job.folder
+    if checkpoint is None or checkpoint == before:
+        return probe_gradients(config, before, trainer)
+    at = trainer.gradients([], ())
+    if at.critic_weights:
+        return GradientProbe(not_probed="a critic that has learned is in no model's files")
     if config.trainer.lora is not None:
         return probe_gradients(config, before, trainer)
-    if trainer.gradients([], ()).rounded:
+    if at.rounded:
         return GradientProbe(not_probed="in bfloat16 the last weights are in no model's files as they are")
-    return probe_gradients(config, pointed(site.directory.path, "latest") or before, trainer, reference=before)
+    return probe_gradients(config, checkpoint, trainer, reference=before)
 
 
 def _read_data(job: TrainingJob) -> RunData:

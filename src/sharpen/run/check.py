@@ -18,13 +18,14 @@ from sharpen.config.load import ResolvedConfig
 from sharpen.errors import ConfigError, NoSignalError, RolloutError
 from sharpen.evidence.certificate.gradient_probe import ADVICE, GradientProbe, probe_gradients, reason_against
 from sharpen.learning.algorithm.supervised import learns_from_rows
+from sharpen.learning.experience.evidence import read_gradients
 from sharpen.learning.experience.records import CHECK
 from sharpen.learning.recipe import Job, RolloutRecipe, RowRecipe
-from sharpen.machine import let_idle_workers_sleep
+from sharpen.machine import let_idle_workers_sleep, trained_on
 from sharpen.placement.place import Serving
 from sharpen.placement.start import start_serving
 from sharpen.placement.trainers import make_trainer
-from sharpen.run.assembly import Site
+from sharpen.run.assembly import Site, gradients_of_checkpoint
 from sharpen.run.data import read_tasks
 from sharpen.run.decide import decide_rollouts
 from sharpen.run.loop import Loop
@@ -62,19 +63,17 @@ def check_config(
 
 
 def check_first(loop: Loop, site: Site) -> None:
-    """Check a new run: its gradients, then a few tasks, whose rollouts are kept; print the findings. Raises
-    `GradientError` if gradients are not those of a plain loop, `RolloutError` if every rollout failed, `NoSignalError`
-    if no rollout called the model, if no call could be trained on any task, or if all rewards were equal and
-    `check.stop_without_signal` is on."""
+    """Check a new run: its gradients, then a few tasks, whose rollouts are kept; print the findings. Of a run that goes
+    on check the gradients, unless the same machine compared them before. Raises `GradientError` if gradients are not
+    those of a plain loop, `RolloutError` if every rollout failed, `NoSignalError` if no rollout called the model, if no
+    call could be trained on any task, or if all rewards were equal and `check.stop_without_signal` is on."""
     recipe, settings = site.job.recipe, site.job.config.check
-    if not settings.enabled or loop.progress.step:
+    if not settings.enabled:
         return
     if settings.gradients:
-        site.display.doing("comparing gradients")
-        found = probe_gradients(site.job.config, site.job.folder, loop.trainer)
-        site.display.doing("")
-        found.check()
-        site.display.message(f"check: gradients: {found.line}")
+        _compare_gradients(loop, site)
+    if loop.progress.step:
+        return
     if isinstance(recipe, RowRecipe) or loop.serving is None:
         return
     tasks = site.data.training[: settings.num_tasks]
@@ -99,6 +98,25 @@ def check_first(loop: Loop, site: Site) -> None:
             "check: in no task did the rewards of answered rollouts differ, so there is nothing to learn from; "
             "check.stop_without_signal: false trains anyway"
         )
+
+
+def _compare_gradients(loop: Loop, site: Site) -> None:
+    """Compare the trainer's gradients, and record what was found. Raises `GradientError`."""
+    step, machine = loop.progress.step, trained_on()
+    if step and (before := read_gradients(loop.journal.path)) and before[-1][2]["machine"] == machine:
+        site.display.message(
+            f"check: gradients: compared before step {before[-1][0] + 1}, on this machine as it is now"
+        )
+        return
+    site.display.doing("comparing gradients")
+    if step:
+        found = gradients_of_checkpoint(site, loop.trainer, site.directory.checkpoint)
+    else:
+        found = probe_gradients(site.job.config, site.job.folder, loop.trainer)
+    site.display.doing("")
+    loop.journal.add_gradients(step, {**found.to_json(), "machine": machine})
+    found.check()
+    site.display.message(f"check: gradients: {found.line}")
 
 
 def _probe_alone(job: Job[RolloutRecipe], serving: Serving, display: Display) -> GradientProbe:

@@ -36,7 +36,7 @@ from sharpen.learning.trainer.lora_settings import check_lora
 from sharpen.learning.trainer.optimizer_settings import check_optimizer
 from sharpen.models.files import check_model_path, model_folder
 from sharpen.placement.auxiliary.settings import check_auxiliary_models, fetch_auxiliary_models
-from sharpen.placement.engine_choice import check_gpu, check_heads, check_towers, this_machine, vllm_choice
+from sharpen.placement.engine_choice import check_gpu, check_heads, check_towers, own_engine, this_machine, vllm_choice
 from sharpen.placement.engine_counts import fit_engines
 from sharpen.placement.engines import check_base
 from sharpen.placement.model_formats import check_formats, formats_line
@@ -196,6 +196,7 @@ def check_engine(config: RunConfig) -> EngineChoice | None:
         raise ConfigError(f"engine.device is {device}, but Ray assigns the GPUs: set it to cuda")
     check_place(config)
     if config.uses_ray:
+        own_engine(config)
         return None
     check_gpu(config.engine.device)
     return vllm_choice(config, this_machine())

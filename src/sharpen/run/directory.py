@@ -26,7 +26,8 @@ from sharpen.evidence.ended import forget_ended, note_ended
 from sharpen.learning.experience.reading import read_group_ids, read_steps
 from sharpen.learning.experience.records import EVALUATIONS
 from sharpen.learning.trainer.checkpoint import PREFIX, pointed, repair, step_of
-from sharpen.run.identity import ROWS, Identity, changed_rows, used_rows_unchanged
+from sharpen.models.identity import Identity
+from sharpen.run.identity import ROWS, changed_rows, used_rows_unchanged
 from sharpen.run.lock import locked
 from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, keep_settings, read_recorded
 from sharpen.types import Task

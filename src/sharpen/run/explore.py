@@ -25,6 +25,7 @@ from sharpen.config.run import RunConfig
 from sharpen.interrupts import stop_signals
 from sharpen.learning.recipe import RolloutRecipe
 from sharpen.machine import let_idle_workers_sleep
+from sharpen.models.identity import Identity, model_identity
 from sharpen.placement.exchange.announcement import Announcement
 from sharpen.placement.exchange.batch import ExploredBatch
 from sharpen.placement.exchange.store import EXPLORER, Batches, Store, open_store
@@ -36,7 +37,7 @@ from sharpen.run.data import read_tasks
 from sharpen.run.decide import decide_rollouts
 from sharpen.run.explorer import Explorer
 from sharpen.run.former_formats import with_former_formats
-from sharpen.run.identity import Identity, model_identity, rows_identity
+from sharpen.run.identity import rows_identity
 from sharpen.run.lock import locked
 from sharpen.run.receiver import wait_for
 from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, read_recorded

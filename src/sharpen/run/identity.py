@@ -1,7 +1,7 @@
-"""Identities of datasets and models: digests of their content, by which a continued run recognizes them at any path.
+"""Identities of datasets: digests of their content, by which a continued run recognizes them at any path, as it does
+models (`models.identity`).
 
-In: rows, a model's folder. Out: `{"rows": 40, "digest": "..."}`, `{"bytes": 1234, "digest": "..."}`. To stay cheap they
-cover up to 1,000 evenly spaced rows, a model's small files and pieces of its weights.
+In: rows. Out: `{"rows": 40, "digest": "..."}`. To stay cheap it covers up to 1,000 evenly spaced rows.
 """
 
 from __future__ import annotations
@@ -16,21 +16,15 @@ from typing import Any
 from sharpen.agent.tasks.images import is_image
 from sharpen.learning.experience.reading import read_task_rows, read_taught
 from sharpen.learning.experience.records import row_text
+from sharpen.models.identity import Identity
 from sharpen.types import Task
 
-Identity = Mapping[str, int | str]
 ROWS = 1000
 """The number of rows in a digest, with the first and the last; a smaller dataset is covered whole."""
 _WITH_IMAGES = 100
 """The number of used rows that are compared with a run's records, if they have images: to read one decodes them."""
 _ADDRESS = re.compile(r'"<[^"<>]+ at 0x[0-9a-fA-F]+>"')
 """What an earlier version recorded of a value that JSON cannot hold: another text whenever the row is read."""
-_PIECES, _PIECE_BYTES = 16, 1 << 16
-_SMALL_FILES = (
-    *("config.json", "generation_config.json", "tokenizer*", "chat_template*", "special_tokens_map.json"),
-    "*processor_config.json",  # of images
-)
-_WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def rows_identity(rows: Sequence[Task]) -> Identity:
@@ -99,21 +93,6 @@ def _rows_of(rows: Sequence[Task], ids: Collection[str]) -> dict[str, Task]:
             found[id_] = row
     missing = {id_ for id_ in ids if id_ not in found}
     return found | {row.id: row for row in (rows if missing else ()) if row.id in missing}
-
-
-def model_identity(folder: Path) -> Identity:
-    """Return the size of a model's weights, and a digest of its configuration, tokenizer and pieces of its weights."""
-    digest, size = hashlib.blake2b(digest_size=8), 0
-    for file in sorted({file for pattern in _SMALL_FILES for file in folder.glob(pattern) if file.is_file()}):
-        digest.update(file.name.encode() + file.read_bytes())
-    for file in sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern)):
-        length = file.stat().st_size
-        size += length
-        with file.open("rb") as content:
-            for piece in range(_PIECES):
-                content.seek(piece * max(length - _PIECE_BYTES, 0) // (_PIECES - 1))
-                digest.update(content.read(_PIECE_BYTES))
-    return {"bytes": size, "digest": digest.hexdigest()}
 
 
 def _stand_in(value: Any) -> str:

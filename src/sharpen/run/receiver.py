@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sharpen.agent.rollout.refill import StepRollouts
 from sharpen.config.run import RunConfig
 from sharpen.learning.schedule import Schedule
+from sharpen.models.identity import Identity
 from sharpen.placement.exchange.announcement import Announcement
 from sharpen.placement.exchange.batch import ExploredBatch
 from sharpen.placement.exchange.store import Batches, Store, open_store
 from sharpen.placement.exchange.weights import WeightPublisher
-from sharpen.run.identity import Identity
 from sharpen.show.monitor.display import Display
 from sharpen.types import Experience
 

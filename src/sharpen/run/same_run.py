@@ -25,7 +25,7 @@ from sharpen.config.run import RunConfig
 from sharpen.config.secrets import HIDDEN, is_same
 from sharpen.errors import ConfigError
 from sharpen.files import write_whole
-from sharpen.run.identity import Identity
+from sharpen.models.identity import Identity
 
 IDENTITY = "identity."
 """Prefix of the derived entries of `resolved.json` that hold the identities of model and datasets."""
@@ -34,6 +34,7 @@ _IDENTITY_OF = {
     "train_dataset.path": "train_dataset",
     "eval_dataset.path": "held_out",
     "expert.dataset.path": "expert",
+    "distill.teacher_path": "teacher",
     **{name: name for name in ("algorithm.algorithm_type", "loss.advantage", "loss.policy_loss", "loss.kl")},
     "loss.aggregation": "loss.aggregation",
 }

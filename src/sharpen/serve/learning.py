@@ -22,13 +22,13 @@ from sharpen.config.load import ResolvedConfig
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.interrupts import deferred_interrupt, stop_signals
 from sharpen.learning.recipe import RolloutRecipe
+from sharpen.models.identity import model_identity
 from sharpen.placement.exchange.announcement import Announcement
 from sharpen.placement.exchange.store import Batches, Store, open_store
 from sharpen.placement.exchange.weights import PublishedWeights, TrainerNote, read_note
 from sharpen.placement.probe import probe_at_start, sample_probes
 from sharpen.run.decide import decide_learning_server
 from sharpen.run.explore import check_others, open_folder
-from sharpen.run.identity import model_identity
 from sharpen.serve.front import Front
 from sharpen.serve.groups import Sizes, choose, make_batch, teaches, too_old
 from sharpen.serve.metrics import Metric, single

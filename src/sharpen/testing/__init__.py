@@ -13,6 +13,8 @@ _HOMES = {
     "check_advantage": "sharpen.testing.algorithms",
     "check_aggregation": "sharpen.testing.algorithms",
     "check_algorithm": "sharpen.testing.algorithms",
+    "check_dataset": "sharpen.testing.datasets",
+    "check_engine": "sharpen.testing.engines",
     "check_kl": "sharpen.testing.algorithms",
     "check_monitor": "sharpen.testing.monitors",
     "check_policy_loss": "sharpen.testing.algorithms",
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from sharpen.testing.algorithms import check_algorithm as check_algorithm
     from sharpen.testing.algorithms import check_kl as check_kl
     from sharpen.testing.algorithms import check_policy_loss as check_policy_loss
+    from sharpen.testing.datasets import check_dataset as check_dataset
+    from sharpen.testing.engines import check_engine as check_engine
     from sharpen.testing.formats import check_reasoning_format as check_reasoning_format
     from sharpen.testing.formats import check_tool_format as check_tool_format
     from sharpen.testing.monitors import check_monitor as check_monitor

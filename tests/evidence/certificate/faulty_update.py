@@ -31,6 +31,7 @@ SETTINGS = {
     "trainer.weight_decay": 0.1,
     "evaluation.before_and_after": False,
     "check.enabled": False,
+    "certificate.retrain": "off",
     "rollout.failure_reward": 0.0,
 }
 

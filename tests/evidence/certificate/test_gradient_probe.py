@@ -316,6 +316,19 @@ def test_a_fault_in_an_expert_is_found_there(tmp_path):
     assert [gap.name for gap in found.gaps if gap.share > 1.0] == ["model.layers.1.mlp.experts.down_proj"]
 
 
+def balanced_twice(trainer):
+    trainer._loss._balance._coef *= 2
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe"])
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_a_balance_loss_is_in_the_gradient(family, algorithm, tmp_path):
+    folder = write_model(tmp_path, make_experts(family))
+    assert not probed(folder, algorithm, **{"trainer.balance_coef": 0.5}).problem
+    found = probed(folder, algorithm, balanced_twice, **{"trainer.balance_coef": 0.5})
+    assert "model.layers.1.mlp.gate.weight" in [gap.name for gap in found.gaps if gap.share > 1.0]
+
+
 def test_a_probe_leaves_the_trainer_as_it_was(toy_model_dir):
     config = make_config(toy_model_dir, "ppo", **ADAPTERS)
     trainer = make_trainer(toy_model_dir, config)
@@ -336,7 +349,7 @@ def test_a_probe_leaves_the_trainer_as_it_was(toy_model_dir):
     ("algorithm", "settings", "reason"),
     [
         ("on_policy_distill", {"distill.teacher_path": "none"}, "distill.teacher_path"),
-        ("grpo", {"trainer.balance_coef": 0.1}, "balance"),
+        ("grpo", {"trainer.train_towers": True}, "the vision tower is trained"),
         ("grpo", {"loss.policy_loss": "mine.py:loss"}, "mine.py:loss"),
     ],
 )

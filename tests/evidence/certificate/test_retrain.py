@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 
 from sharpen.cli.main import main
 from sharpen.config.run import RunConfig
-from sharpen.errors import ConfigError
+from sharpen.errors import ConfigError, ModelError
 from sharpen.evidence.certificate.certify import read_resolved
 from sharpen.evidence.certificate.likeness import compare
 from sharpen.evidence.certificate.loss_rules import PRESETS as LOSSES
 from sharpen.evidence.certificate.loss_rules import LossRules
 from sharpen.evidence.certificate.plain_adamw import Rates, State, adamw, moved_by
 from sharpen.evidence.certificate.plain_credit import Episodes, Tokens, assign
-from sharpen.evidence.certificate.retrain import retrain
+from sharpen.evidence.certificate.retrain import retrain, why_not
 from sharpen.evidence.certificate.rules import PRESETS
 from sharpen.learning.algorithm.losses import POLICY_LOSSES
 from sharpen.learning.algorithm.resolve import algorithm_of
@@ -122,8 +122,7 @@ def test_adapters_are_repeated_from_what_they_were_at_the_start(tmp_path, toy_mo
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"trainer.optimizer": "adamw_8bit"}, "the optimizer is adamw_8bit"),
-        ({"trainer.balance_coef": 0.1}, "a balance loss of experts is added"),
+        ({"trainer.train_towers": True}, "the vision tower is trained"),
         ({"algorithm.algorithm_type": "jsd", "loss.advantage": "gae"}, "a critic learns what a teacher gives"),
         ({"distill.teacher_path": "/nowhere"}, "distill.teacher_path"),
         (
@@ -145,7 +144,53 @@ def test_a_checkpoint_that_cannot_be_read_is_a_problem(run_dir):
     (run_dir / "global_step_1" / "trainer_state" / "optimizer.safetensors").write_bytes(b"nothing")
     found = retrain(run_dir)
     assert len(found.problems) == 2
-    assert "a checkpoint is damaged" in found.problems[0]
+    assert "global_step_1 is damaged" in found.problems[0]
+    assert "cannot be made once more" in found.problems[1]
+
+
+@pytest.mark.parametrize("lost", ["state.json", "optimizer.safetensors", "a weight"])
+def test_a_checkpoint_that_lacks_something_is_a_problem(run_dir, lost):
+    """Without its optimizer the moments are 0."""
+    folder = run_dir / ("global_step_1" if lost == "state.json" else "global_step_2")
+    if lost == "a weight":
+        weights = load_file(folder / "model.safetensors")
+        del weights["model.norm.weight"]
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    else:
+        (folder / "trainer_state" / lost).unlink()
+    (problem,) = retrain(run_dir, [2]).problems
+    assert {"a weight": "it has no model.norm.weight", "state.json": "global_step_1 is damaged"}.get(
+        lost, ""
+    ) in problem
+
+
+def test_a_disk_that_cannot_be_read_is_no_fault_of_the_checkpoint(run_dir):
+    """Reading `/proc/self/mem` at 0 fails as a broken disk does. Red when every `OSError` counts as damage."""
+    file = run_dir / "global_step_1" / "trainer_state" / "state.json"
+    file.unlink()
+    file.symlink_to("/proc/self/mem")
+    found = retrain(run_dir)
+    assert not found.problems
+    assert len(found.not_repeated) == STEP
+    assert all("this machine failed (OSError: [Errno 5]" in one for one in found.not_repeated)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "the memory of this machine did not suffice"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "the memory of this machine"),
+        (
+            RuntimeError("mat1 and mat2 do not fit\nmore"),
+            "transformers' own forward pass fails: mat1 and mat2 do not fit",
+        ),
+        (OSError(28, "No space left on device"), "this machine failed (OSError: [Errno 28] No space left on device)"),
+        (KeyError("heads"), "the plain loop fails (KeyError: 'heads')"),
+        (ModelError("no such layer"), "no such layer"),
+    ],
+)
+def test_what_is_not_the_checkpoints_fault_is_named(error, reason):
+    assert why_not(error).startswith(reason)
 
 
 def test_moments_that_are_no_numbers_are_a_problem(run_dir):

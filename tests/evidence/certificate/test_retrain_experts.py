@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from expert_toys import put_experts
 from faulty_update import FaultyUpdate, make_run
 
 from sharpen.errors import ModelError
+from sharpen.evidence.certificate.plain_balance import Routers
 from sharpen.evidence.certificate.plain_experts import Chosen
 from sharpen.evidence.certificate.retrain import retrain
 
@@ -18,6 +22,13 @@ def finished(tmp_path_factory, write_toy_model, toy_dataset):
     model = put_experts(write_toy_model(tmp_path_factory.mktemp("model")))
     folder = tmp_path_factory.mktemp("run")
     return make_run(folder, model, toy_dataset, rate=3e-2, **{"trainer.num_minibatches": 2, "loss.kl_coef": 0.01})
+
+
+@pytest.fixture(scope="module", params=["qwen3_moe", "glm4_moe"])
+def balanced(request, tmp_path_factory, write_toy_model, toy_dataset):
+    """With a balance loss: of routers that score by a softmax, and by sigmoids."""
+    model = put_experts(write_toy_model(tmp_path_factory.mktemp("model")), request.param)
+    return make_run(tmp_path_factory.mktemp("run"), model, toy_dataset, **{"trainer.balance_coef": 0.5})
 
 
 def chosen_anew(update: FaultyUpdate) -> None:
@@ -54,6 +65,57 @@ def test_a_fault_is_found(fault, finished, tmp_path):
     fault(update)
     update.train()
     assert update.found().problems
+
+
+def twice_as_balanced(update: FaultyUpdate) -> None:
+    update.trainer._loss._balance._coef *= 2
+
+
+def not_balanced(update: FaultyUpdate) -> None:
+    update.trainer._loss._balance = None
+
+
+def balanced_by_others(update: FaultyUpdate) -> None:
+    """Each expert has the share of the one before it."""
+    of = update.trainer._loss._balance.of
+    update.trainer._loss._balance.of = lambda parts: [
+        replace(one, shares_LE=one.shares_LE.roll(1, 1)) for one in of(parts)
+    ]
+
+
+BALANCES = {
+    "the balance loss counts twice": twice_as_balanced,
+    "no balance loss": not_balanced,
+    "experts are balanced by the choices of others": balanced_by_others,
+}
+
+
+def test_honest_steps_with_a_balance_loss_are_found_right(balanced):
+    found = retrain(balanced)
+    assert [(one.first, one.last) for one in found.repeated] == [(1, 1), (2, 2)]
+    assert not found.problems
+
+
+@pytest.mark.parametrize("fault", BALANCES.values(), ids=BALANCES)
+def test_a_fault_in_the_balance_loss_is_found(fault, balanced, tmp_path):
+    update = FaultyUpdate(balanced, tmp_path / "run")
+    fault(update)
+    update.train()
+    assert update.found().problems
+
+
+def test_the_balance_loss_by_hand():
+    """A router of two experts, one of which a token chooses: logits 0 and ln 3, so probabilities 1/4 and 3/4, or by
+    sigmoids 1/2 and 3/4, of which the shares are 2/5 and 3/5."""
+    hidden_TC, weight_EC = torch.ones(1, 1), torch.tensor([[0.0], [math.log(3.0)]])
+    for score, shares in ((torch.softmax, [0.25, 0.75]), (torch.sigmoid, [0.4, 0.6])):
+        with Routers(2) as routers:
+            logits_TE = torch.nn.functional.linear(hidden_TC, weight_EC)
+            (score(logits_TE) if score is torch.sigmoid else score(logits_TE, -1)).topk(1)
+        assert routers.probabilities[0][0].tolist() == pytest.approx(shares)
+        assert routers.chosen[0].tolist() == [[1]]
+    with pytest.raises(ModelError, match="does not compute its scores by a linear layer"), Routers(2):
+        torch.topk(torch.ones(1, 2), 1)
 
 
 def test_the_recorded_experts_are_given_with_their_own_scores():

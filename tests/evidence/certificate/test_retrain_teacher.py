@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -80,6 +81,22 @@ def test_steps_without_a_fault_are_found_right(kind, run_of):
     assert [(one.first, one.last) for one in found.repeated] == [(step, step) for step in range(1, STEP + 1)]
     assert not found.problems
     assert not found.not_repeated
+
+
+def test_another_teacher_in_its_folder_is_named_and_no_fault_of_the_update(tmp_path, write_toy_model, toy_dataset):
+    """Red when the updates are made once more with it. A run of an earlier version did not record what it was."""
+    teacher = write_toy_model(tmp_path / "teacher", seed=7)
+    settings = {**SAMPLED[1], "distill.teacher_path": str(teacher)}
+    run = make_run(tmp_path, write_toy_model(tmp_path / "model"), toy_dataset, SAMPLED[0], steps=1, **settings)
+    write_toy_model(teacher, seed=8)
+    found = retrain(run)
+    assert not found.problems
+    (reason,) = found.not_repeated
+    assert f"the files in {teacher} (distill.teacher_path) are no longer those of the run's teacher" in reason
+    recorded = json.loads((run / "resolved.json").read_text())
+    del recorded["identity.teacher"]
+    (run / "resolved.json").write_text(json.dumps(recorded))
+    assert retrain(run).problems
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from trainer_toys import SIZES
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 _EIGHT = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -87,15 +87,17 @@ def make_experts(family: str, dtype: torch.dtype = torch.float32, seed: int = 0)
     return model
 
 
-def put_experts(folder: Path) -> Path:
+def put_experts(folder: Path, family: str = "qwen3_moe") -> Path:
     """Replace the toy model in `folder` (`toy_model.make_toy_model`) by a mixture of 8 experts of its sizes."""
     dense = json.loads((folder / "config.json").read_text())
     kept = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
-    kept += ("max_position_embeddings", "tie_word_embeddings", "eos_token_id", "pad_token_id")
+    kept += ("max_position_embeddings", "tie_word_embeddings", "eos_token_id", "pad_token_id", "intermediate_size")
     torch.manual_seed(0)
-    settings = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{name: dense[name] for name in kept}, **settings))
-    for layer in model.model.layers:
-        torch.nn.init.normal_(layer.mlp.gate.weight)
+    settings = {name: dense[name] for name in kept}
+    settings |= {name: value for name, value in EXPERTS[family].items() if name not in settings}
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**settings | {"moe_intermediate_size": 32}))
+    for name, weight in model.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            torch.nn.init.normal_(weight)
     model.save_pretrained(folder)
     return folder

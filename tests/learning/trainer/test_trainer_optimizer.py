@@ -4,6 +4,9 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import CheckpointError, TrainingError
@@ -93,3 +96,27 @@ def test_the_length_of_a_large_gradient_is_exact():
     assert float(length(gradient)) == pytest.approx(exact, rel=2e-7)
     assert float(length(gradient[:1, :5])) == pytest.approx(float(gradient[:1, :5].double().norm()), rel=2e-7)
     assert float(length(torch.zeros(0))) == 0.0
+
+
+@pytest.fixture
+def mesh():
+    """A mesh of this process alone, as a rank has it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_the_norm_of_gradients_in_shards_is_exact_too(mesh):
+    """Red with PyTorch's own norm of the shards. A gradient of 3 million numbers, and a small one."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"large": (3001, 1000), "small": (3, 2)}
+    parameters, exact = {}, 0.0
+    for name, shape in sizes.items():
+        gradient = torch.randn(shape, generator=generator) * 1e-3
+        parameters[name] = torch.nn.Parameter(distribute_tensor(torch.zeros(shape), mesh, [Shard(0)]))
+        parameters[name].grad = distribute_tensor(gradient, mesh, [Shard(0)])
+        exact += float(gradient.double().square().sum())
+    optimizer = Optimizer(parameters.items(), TrainerConfig(), peak_learning_rate=1.0, planned_updates=1)
+    norm = optimizer.norm(0)
+    assert float(norm) == pytest.approx(math.sqrt(exact), rel=2e-7)
+    assert not isinstance(norm, DTensor)

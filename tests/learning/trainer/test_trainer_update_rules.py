@@ -12,7 +12,6 @@ from sharpen.learning.trainer.optimizer_settings import check_optimizer
 from sharpen.learning.trainer.step_start import StepStart
 
 KINDS = ("adamw", "adamw_8bit", "paged_adamw_8bit", "muon")
-pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 
 
 class Toy:

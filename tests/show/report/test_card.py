@@ -3,7 +3,7 @@
 import pytest
 from reported_runs import make_run
 
-from sharpen.run.identity import model_identity
+from sharpen.models.identity import model_identity
 from sharpen.show.report.card import MARK, front_matter, write_cards
 
 ANSWERS = {f"test/{n}": (("wrong", 0.0), ("right", 1.0)) for n in range(4)}

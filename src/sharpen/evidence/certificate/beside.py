@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -69,9 +70,9 @@ class RepeatedBeside:
         assert self.ended
         if self._process.returncode == 0:
             return Retrained.from_json(json.loads(self._output))
-        words = self._last_words.decode(errors="replace").strip().splitlines() or [
-            f"exit code {self._process.returncode}"
-        ]
+        code = self._process.returncode
+        ended = "it was killed, as where memory is short" if code == -signal.SIGKILL else f"exit code {code}"
+        words = self._last_words.decode(errors="replace").strip().splitlines() or [ended]
         return Retrained(not_repeated=(f"the updates of steps {self.step}: the process for it failed ({words[-1]})",))
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from sharpen.evidence.certificate.checks import DRAWS, sentence
 from sharpen.evidence.certificate.draws import DrawTest, ran_ahead
 from sharpen.evidence.certificate.lineage import Lineage, in_words, read_lineage
 from sharpen.files import write_whole
-from sharpen.learning.experience.evidence import read_repeated
+from sharpen.learning.experience.evidence import read_gradients, read_repeated
 from sharpen.learning.experience.reading import count_calls, count_outcomes, count_taught, read_checks
 from sharpen.types import Check
 
@@ -99,6 +99,37 @@ class Retrained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedGradients:
+    """The trainer's gradients of a small batch, compared with a plain loop's after `step`, on the `machine` that then
+    trained: of `num_tensors`, which are a share of all (`part`; `tensors` are their names, if not all), the `furthest`
+    is `share` of its `bound` away, in lengths of the gradient. `not_compared` says why they were not."""
+
+    step: int
+    machine: str
+    num_tensors: int = 0
+    part: float = 0.0
+    tensors: tuple[str, ...] = ()
+    furthest: str = ""
+    share: float = 0.0
+    bound: float = 0.0
+    not_compared: str = ""
+
+    @classmethod
+    def from_json(cls, step: int, content: Mapping[str, Any]) -> ComparedGradients:
+        """Read what the run recorded. Raises `KeyError` or `TypeError` for something else."""
+        return cls(step=step, **{**content, "tensors": tuple(content["tensors"])})
+
+    @property
+    def line(self) -> str:
+        """A line for the user."""
+        when = "before the first step" if self.step == 0 else f"after step {self.step}"
+        if self.not_compared:
+            return f"{when}: {self.not_compared}"
+        whose = "all tensors" if self.part == 1.0 else f"{self.num_tensors} tensors"
+        return f"{when}: those of a plain loop in {whose}; the furthest is at {self.share:.0%} of its bound"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """The results for the `steps` behind the checkpoint `weights` (None: no checkpoint was saved). `checks` are totals
     over these steps; `problems` describes each failure in a sentence. `undone` counts the steps in `run.db` that no
@@ -107,7 +138,8 @@ class Certificate:
     `truncated_tokens` counts the trained tokens sampled with `top_p` or `top_k`, whose logprobs are not compared.
     `outcomes` counts the run's rollouts by outcome, `calls` their calls by status, `rows` the rows of a run without
     rollouts by what happened to them. `repeated` are the steps whose updates were made once more, `not_repeated` says
-    why others were not that should have been. `verdict` says what of the evaluations was computed again and agrees.
+    why others were not that should have been; `gradients` are those that were compared when a session began. `verdict`
+    says what of the evaluations was computed again and agrees.
     `staleness` is (the age of the oldest trained token, the age allowed) in policy versions, for runs whose rollouts
     run ahead of the training. `draws` are the tests of whether the tokens were drawn from the recorded distributions,
     `untested` says of which steps' tokens this is not known. `not_recomputed` lists what cannot be recomputed and is
@@ -126,6 +158,7 @@ class Certificate:
     rows: Mapping[str, int] = field(default_factory=dict)
     losses: LossGaps | None = None
     repeated: tuple[RepeatedSteps, ...] = ()
+    gradients: tuple[ComparedGradients, ...] = ()
     draws: tuple[DrawTest, ...] = ()
     untested: tuple[str, ...] = ()
     not_repeated: tuple[str, ...] = ()
@@ -169,6 +202,8 @@ class Certificate:
                 f"{'':>7}  losses       {self.losses.compared:>12,} compared: max gap {self.losses.max:.2e}, with the "
                 f"weights after steps {steps}"
             )
+        compared = [one for one in self.gradients if not one.not_compared]
+        lines += [f"{'ok' if one.share <= 1.0 else 'broken':>7}  gradients    {one.line}" for one in compared]
         lines += [f"{'ok' if one.share <= 1.0 else 'broken':>7}  updates      {one.line}" for one in self.repeated]
         if self.verdict:
             lines.append(f"{'ok':>7}  verdict      {self.verdict}")
@@ -180,6 +215,7 @@ class Certificate:
             lines.append(f"{'':>7}  undone       {self.undone:>12,} steps in run.db are in no weights: not counted")
         lines += [f"  - not recomputed: {exception}" for exception in self.not_recomputed]
         lines += [f"  - not tested: {what}" for what in self.untested]
+        lines += [f"  - not compared: gradients {one.line}" for one in self.gradients if one.not_compared]
         lines += [f"  - not made once more: {exception}" for exception in self.not_repeated]
         if rest := self.steps - sum(1 + one.last - one.first for one in self.repeated):
             whose = f"of {'the other ' if self.repeated else ''}{rest} steps"
@@ -212,6 +248,7 @@ def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certi
         rows=count_taught(journal, steps),
         untested=untested(lineage, by_step),
         repeated=updates.repeated,
+        gradients=_recorded_gradients(journal, lineage),
         problems=(*lineage.problems, *problems_of(by_step), *_unchecked_steps(steps, by_step), *updates.problems),
         not_repeated=updates.not_repeated,
     )
@@ -224,6 +261,16 @@ def recorded_updates(journal: Path, lineage: Lineage) -> Retrained:
         Retrained.from_json(content) for step, session, content in read_repeated(journal) if (step, session) in known
     ]
     return Retrained.of(found)
+
+
+def _recorded_gradients(journal: Path, lineage: Lineage) -> tuple[ComparedGradients, ...]:
+    """The gradients that were compared before the steps behind the run's weights."""
+    known = {record.session for record in lineage.steps}
+    return tuple(
+        ComparedGradients.from_json(step, content)
+        for step, session, content in read_gradients(journal)
+        if session in known
+    )
 
 
 def untested(lineage: Lineage, by_step: Mapping[int, Sequence[Check]]) -> tuple[str, ...]:

@@ -134,6 +134,20 @@ class GradientProbe:
             )
         )
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what `certificate.ComparedGradients` keeps, but for step and machine."""
+        if self.not_probed or not self.gaps:
+            return {"not_compared": self.not_probed or "there is no tensor to compare", "tensors": []}
+        furthest = max(self.gaps, key=lambda gap: gap.share)
+        return {
+            "num_tensors": len(self.gaps),
+            "part": self.compared,
+            "tensors": [] if self.compared == 1.0 else [gap.name for gap in self.gaps],
+            "furthest": furthest.name,
+            "share": furthest.share,
+            "bound": furthest.bound,
+        }
+
     def check(self) -> None:
         """Raise `GradientError` if something is wrong."""
         if self.problem:
@@ -304,10 +318,10 @@ class _Plain:
         return dict(model.module.named_parameters())
 
     def _step(self) -> PlainStep:
-        config = self._config
+        config, balance = self._config, self._config.trainer.balance_coef
         if self._rows:
             loss, pairs = row_loss(config)
-            return PlainStep(updates=[self._calls], epochs=1, loss=loss, rates=_AS_IT_IS, pairs=pairs)
+            return PlainStep(updates=[self._calls], epochs=1, loss=loss, rates=_AS_IT_IS, pairs=pairs, balance=balance)
         rules = Rules.of(config)
         return PlainStep(
             updates=[self._calls],
@@ -318,6 +332,7 @@ class _Plain:
             critic_rates=_AS_IT_IS if rules.formula.critic else None,
             entropy_clip=EntropyClip.of(rules),
             teaching=Teaching.of(config),
+            balance=balance,
         )
 
 

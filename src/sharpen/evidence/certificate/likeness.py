@@ -86,6 +86,7 @@ def compare(
     rounded: Sequence[State],
     own: Sequence[Mapping[str, torch.Tensor]] = (),
     whose: str = "",
+    said: Sequence[Mapping[str, torch.Tensor]] = (),
 ) -> Likeness:
     """Compare the `found` state after some steps with the `exact` one, and that with the `rounded` ones.
 
@@ -93,10 +94,13 @@ def compare(
     weights are compared with these, and the moments with the exact ones. A weight whose gradient is all but 0 moves by
     as much as any other, either way, so that rounding would decide how far it is from the exact one. AdamW makes of
     moments what it makes of each number, so that nothing is rounded but the result; Muon makes products in bfloat16.
-    `whose` stands before the names of tensors."""
+    Moments in 8 bits are those that the weights moved by, rounded: `said` are then the gradients that the weights
+    imply, the exact ones and the rounded ones, and compared in place of the weights (`plain_implied`). `whose` stands
+    before the names of tensors."""
     factor = FACTOR if own else FACTOR * SEVERAL
     turned = {name for name in before.weights if f"{name}/{MUON}" in exact.moments}
-    others = before.weights.keys() - turned
+    by_gradient = said[0].keys() if said else set()
+    others = before.weights.keys() - turned - by_gradient
     found_changes, exact_changes = _changes(before, found.weights), _changes(before, exact.weights)
     right, *low = (_changes(before, one) for one in own or (exact.weights, *(one.weights for one in rounded)))
     kinds = [
@@ -109,8 +113,16 @@ def compare(
         ),
         _Kind(found_changes, _only(right, turned), [_only(one, turned) for one in low], exact.weights, TURNED),
     ]
+    if said:
+        kinds.append(_Kind(said[0], said[1], said[2:], {}, factor))
     kinds += [
-        _Kind(_moments(found, kind), _moments(exact, kind), [_moments(one, kind) for one in rounded], {}, factor)
+        _Kind(
+            _found_moments(found, exact, kind),
+            _moments(exact, kind),
+            [_moments(one, kind) for one in rounded],
+            {},
+            factor,
+        )
         for kind in KINDS
     ]
     gaps = sorted((gap for kind in kinds for gap in kind.gaps(whose)), key=lambda gap: gap.share, reverse=True)
@@ -181,6 +193,12 @@ def _moments(state: State, kind: str) -> dict[str, torch.Tensor]:
         f"{name}/{kind}": state.moments.get(f"{name}/{kind}", torch.zeros_like(weight)).double()
         for name, weight in state.weights.items()
     }
+
+
+def _found_moments(found: State, exact: State, kind: str) -> dict[str, torch.Tensor]:
+    """The found moments; of those in 8 bits, what is nearest to the exact one of all that they may have been."""
+    own, right = _moments(found, kind), _moments(exact, kind)
+    return own | {key: stored.nearest_to(right[key]) for key, stored in found.stored.items() if key in right}
 
 
 def in_words(gaps: Sequence[Gap], most: int = 3) -> str:

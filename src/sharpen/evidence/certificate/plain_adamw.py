@@ -1,4 +1,5 @@
-"""AdamW with its schedule and clip, written out to repeat an update; with Muon for matrices if the settings say so.
+"""AdamW with its schedule and clip, written out to repeat an update; with Muon for matrices or with moments in 8 bits,
+if the settings say so.
 
 In: weights, moments and gradients. Out: weights and moments after an update. Nothing is shared with
 `trainer.optimizer`.
@@ -14,6 +15,7 @@ import torch
 
 from sharpen.config.run import RunConfig
 from sharpen.evidence.certificate import plain_muon
+from sharpen.evidence.certificate.plain_quantized import EightBits, in_eight_bits, rounded_moment
 
 Tensor = torch.Tensor
 
@@ -26,7 +28,7 @@ KINDS = (*ADAMW, plain_muon.KIND)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """How updates are made. `planned` is the number of updates that the schedule spans; `muon`: matrices other than
-    tables (embeddings and output layer) are Muon's."""
+    tables (embeddings and output layer) are Muon's; `eight_bits`: moments are kept in 8 bits."""
 
     peak: float
     warmup: int
@@ -38,6 +40,7 @@ class Rates:
     decay: float
     max_norm: float
     muon: bool = False
+    eight_bits: bool = False
 
     @classmethod
     def of(cls, config: RunConfig, *, critic: bool = False) -> Rates:
@@ -54,6 +57,7 @@ class Rates:
             decay=own.weight_decay,
             max_norm=own.max_grad_norm,
             muon=trainer.optimizer == "muon",
+            eight_bits=trainer.optimizer.endswith("_8bit"),
         )
 
     def keeps(self, name: str, weight: Tensor, tables: Collection[str]) -> dict[str, float]:
@@ -76,7 +80,10 @@ class Rates:
 @dataclass(slots=True, kw_only=True)
 class State:
     """Trained weights, AdamW's moments as `<weight>/<kind>`, how many updates each weight has had, and how many there
-    were. `kl_coef` is the KL term's coefficient if it adapts, `critic` the critic's state if there is one."""
+    were. `kl_coef` is the KL term's coefficient if it adapts, `critic` the critic's state if there is one.
+
+    Moments in 8 bits that were read are `stored` so, and in `moments` what they stand for. The weights move by moments
+    before these are rounded, and so they stay until the next update: `unrounded` are their names."""
 
     weights: dict[str, Tensor]
     moments: dict[str, Tensor] = field(default_factory=dict)
@@ -84,6 +91,8 @@ class State:
     version: int = 0
     kl_coef: float | None = None
     critic: State | None = None
+    stored: Mapping[str, EightBits] = field(default_factory=dict)
+    unrounded: set[str] = field(default_factory=set)
 
     def copy(self, dtype: torch.dtype) -> State:
         """Return a copy in another precision."""
@@ -94,30 +103,43 @@ class State:
             version=self.version,
             kl_coef=self.kl_coef,
             critic=None if self.critic is None else self.critic.copy(dtype),
+            stored=self.stored,
+            unrounded=set(self.unrounded),
         )
 
 
 def adamw(state: State, gradients: Mapping[str, Tensor | None], rates: Rates, tables: Collection[str] = ()) -> None:
     """Clip the gradients to their largest norm and make one update of AdamW (Loshchilov and Hutter, arXiv 1711.05101,
-    algorithm 2), or of Muon for what is its own. Weights of fewer than two dimensions do not decay."""
+    algorithm 2), or of Muon for what is its own. Weights of fewer than two dimensions do not decay. With moments in 8
+    bits all weights that had an update count as many as there were."""
     known = {name: gradient for name, gradient in gradients.items() if gradient is not None}
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in known.values()))
     share = min(1.0, rates.max_norm / (norm + 1e-6))
     for name, gradient in known.items():
         weight, gradient = state.weights[name], gradient * share
         before, after = _moments(state, name, weight), {}
+        eight_bits = rates.eight_bits and in_eight_bits(weight)
         for kind, keep in rates.keeps(name, weight, tables).items():
             power = gradient * gradient if kind == "exp_avg_sq" else gradient
             after[kind] = keep * before[kind] + (1.0 - keep) * power
-        state.counts[name] = state.counts.get(name, 0) + 1
+            if eight_bits:
+                state.unrounded.add(f"{name}/{kind}")
+        state.counts[name] = 1 + (
+            state.version if rates.eight_bits and name in state.counts else state.counts.get(name, 0)
+        )
         state.moments |= {f"{name}/{kind}": moment for kind, moment in after.items()}
         state.weights[name] = _moved(weight, before, after, state.counts[name], rates.rate(state.version), rates)
     state.version += bool(known)
 
 
 def _moments(state: State, name: str, weight: Tensor) -> dict[str, Tensor]:
-    """The moments of a weight by kind; 0 before its first update."""
-    return {kind: state.moments.get(f"{name}/{kind}", torch.zeros_like(weight)).to(weight.dtype) for kind in KINDS}
+    """The moments of a weight by kind, as the next update finds them; 0 before its first one."""
+    found = {kind: state.moments.get(f"{name}/{kind}", torch.zeros_like(weight)).to(weight.dtype) for kind in KINDS}
+    for kind in ADAMW:
+        if f"{name}/{kind}" in state.unrounded:
+            other = weight.dtype != torch.float64
+            found[kind] = rounded_moment(found[kind], signed=kind == ADAMW[0], other=other)
+    return found
 
 
 def _moved(

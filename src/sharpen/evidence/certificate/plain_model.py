@@ -9,7 +9,7 @@ Shape suffixes: T tokens of a sequence, S of them that carry loss, V vocabulary,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class PlainModel:
         for tensor in (*module.parameters(), *module.buffers()):
             if tensor.is_floating_point():  # not the complex numbers of some models' positions
                 tensor.data = tensor.data.to(dtype)
-        self._num_experts = num_experts_of(module.config)
+        self.num_experts = num_experts_of(module.config)
         ends = (module.get_input_embeddings(), module.get_output_embeddings())
         self.tables = {name for name, own in module.named_parameters() if any(own is end.weight for end in ends)}
         self.dtype, self._rounded, self._scale, self._four_bits = dtype, rounded, adapter_scale, four_bits
@@ -114,11 +114,17 @@ class PlainModel:
         values_S: Tensor = hidden_TC[one.places_S - 1] @ weights[f"{HEAD}.weight"][0] + weights[f"{HEAD}.bias"]
         return values_S
 
-    def _forward(self, one: PlainSequence, weights: Tensors, **more: Any) -> Any:
-        experts = nullcontext() if one.routes_TLK is None else Chosen(one.routes_TLK, self._num_experts)
+    def compute_within(self, watch: AbstractContextManager[Any], one: PlainSequence, weights: Tensors) -> None:
+        """Make the forward pass of a sequence within a block that sees what its routers choose."""
+        self._forward(one, self._effective(weights), watch)
+
+    def _forward(
+        self, one: PlainSequence, weights: Tensors, watch: AbstractContextManager[Any] | None = None, **more: Any
+    ) -> Any:
+        experts = nullcontext() if one.routes_TLK is None else Chosen(one.routes_TLK, self.num_experts)
         if self._pictures is not None:
             more |= self._pictures.arguments(one.ids_T, one.pictures, self.dtype)
-        with experts, torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._rounded):
+        with experts, watch or nullcontext(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._rounded):
             return functional_call(self.module, dict(weights), kwargs={"input_ids": one.ids_T[None], **more})
 
     def _effective(self, weights: Tensors) -> Tensors:

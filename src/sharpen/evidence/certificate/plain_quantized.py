@@ -1,7 +1,8 @@
 """Numbers in 4 and 8 bits, written out to repeat an update.
 
-In: weights. Out: what is left of them in NF4 with quantized scales (Dettmers et al. 2023, arXiv 2305.14314). Nothing is
-shared with `families.nf4` or bitsandbytes.
+In: weights, or moments. Out: what is left of weights in NF4 with quantized scales (Dettmers et al. 2023, arXiv
+2305.14314), and of moments in 8 bits by blocks (2022, arXiv 2110.02861). Nothing is shared with `models.nf4` or
+bitsandbytes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _SURE, _UNSURE = 2.0**-22, 2.0**-15
 """How near the middle between two values, of 4 and of 8 bits, either may be taken: bitsandbytes divides, or multiplies
 by an inverse; its kernel for processors looks 8 bits up in steps of 2^-15, so that it is up to half of one off."""
 _LEAST = 1e-38
+_FEWEST = 4096
+"""Moments of fewer numbers stay as they are."""
 
 
 @functools.cache
@@ -71,3 +74,49 @@ def _nearest(numbers: Tensor, values: Tensor, unsure: float, *, other: bool) -> 
     middles = (values[:-1] + values[1:]) / 2
     below, here, above = (torch.bucketize(numbers + shift, middles) for shift in (-unsure, 0.0, unsure))
     return values[below + above - here if other else here]
+
+
+def in_eight_bits(moment: Tensor) -> bool:
+    """Whether a moment of this size is kept in 8 bits."""
+    return moment.numel() >= _FEWEST
+
+
+def in_blocks(moment: Tensor) -> Tensor:
+    """Return a moment's numbers, block by block (blocks, 256), with zeros at the end."""
+    return torch.nn.functional.pad(moment.flatten(), (0, -moment.numel() % _LARGE)).reshape(-1, _LARGE)
+
+
+def rounded_moment(moment: Tensor, *, signed: bool, other: bool) -> Tensor:
+    """Return what a moment is in 8 bits, each block of 256 in parts of its largest number; `other` as in `FourBits`."""
+    blocks = in_blocks(moment)
+    largest = blocks.abs().amax(1, keepdim=True)
+    values = dynamic_values(signed=signed).to(moment.dtype)
+    kept = _nearest(blocks / largest.clamp(min=_LEAST), values, _UNSURE, other=other) * largest
+    return kept.flatten()[: moment.numel()].reshape(moment.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EightBits:
+    """A moment as a checkpoint holds it: which of the 256 values each number is, and the largest number of each block
+    of 256."""
+
+    codes: Tensor
+    largest: Tensor
+    signed: bool
+
+    def values(self) -> Tensor:
+        """Return the numbers that it stands for."""
+        return self._of_codes(dynamic_values(signed=self.signed))
+
+    def nearest_to(self, moment: Tensor) -> Tensor:
+        """Return of all moments that are rounded to this one the nearest to another."""
+        values = dynamic_values(signed=self.signed).double()
+        middles = (values[:-1] + values[1:]) / 2
+        end = torch.ones(1, dtype=torch.float64)
+        low, high = torch.cat([-end, middles]) - _UNSURE, torch.cat([middles, end]) + _UNSURE
+        return moment.double().clamp(self._of_codes(low), self._of_codes(high))
+
+    def _of_codes(self, table: Tensor) -> Tensor:
+        """Numbers of a table of 256, in parts of each block's largest."""
+        scaled = in_blocks(table[self.codes.long()]) * self.largest.to(table.dtype)[:, None]
+        return scaled.flatten()[: self.codes.numel()].reshape(self.codes.shape)

@@ -42,7 +42,14 @@ class RowSteps:
             return next(iter(self._missing), "its rows are not those of the dataset any more")
         updates = _updates(lessons, config.trainer.num_minibatches, config, config.loss.constant_length)
         loss, pairs = row_loss(config)
-        return PlainStep(updates=updates, epochs=config.trainer.epochs, loss=loss, rates=Rates.of(config), pairs=pairs)
+        return PlainStep(
+            updates=updates,
+            epochs=config.trainer.epochs,
+            loss=loss,
+            rates=Rates.of(config),
+            pairs=pairs,
+            balance=config.trainer.balance_coef,
+        )
 
 
 class ExpertRowSteps:

@@ -70,6 +70,7 @@ class RolloutSteps:
             critic_rates=Rates.of(config, critic=True) if rules.formula.critic else None,
             entropy_clip=EntropyClip.of(rules),
             teaching=Teaching.of(config),
+            balance=config.trainer.balance_coef,
         )
 
     def _lessons(self, step: int, config: RunConfig) -> list[list[PlainSequence]] | str:
@@ -134,7 +135,6 @@ def without_gradient(config: RunConfig) -> Iterator[str]:
     """Yield what in a run's settings keeps the plain loop from computing its gradients."""
     trainer, lora = config.trainer, config.trainer.lora
     cases = {
-        "a balance loss of experts is added": bool(trainer.balance_coef),
         "the vision tower is trained": trainer.train_towers,
         "the adapters are those of experts": lora is not None and lora.experts,
     }
@@ -146,7 +146,6 @@ def unrepeatable(config: RunConfig) -> Iterator[str]:
     trainer = config.trainer
     yield from without_gradient(config)
     cases = {
-        f"the optimizer is {trainer.optimizer}": trainer.optimizer not in ("adamw", "muon"),
         "how many updates the rate's schedule spans is not among the settings": trainer.schedule != "constant"
         and config.train_dataset.total_steps is None,
     }

@@ -19,6 +19,7 @@ import torch
 
 from sharpen.evidence.certificate.loss_rules import LossRules
 from sharpen.evidence.certificate.plain_adamw import Rates, State, adamw
+from sharpen.evidence.certificate.plain_balance import add_balance
 from sharpen.evidence.certificate.plain_clip import EntropyClip, entropy_terms
 from sharpen.evidence.certificate.plain_credit import Credit, Episodes, Tokens, assign
 from sharpen.evidence.certificate.plain_expert import ExpertLoss
@@ -48,7 +49,8 @@ class PairLoss:
 class PlainStep:
     """A step: its updates with their sequences, each rollout's calls one after the other, repeated `epochs` times.
     `pairs`: rows are pairs of answers. `episodes`: advantages are a critic's. `entropy_clip` leaves tokens out;
-    `teaching` is by another model. `lessons` are an expert's rows in each update, with the loss `expert`."""
+    `teaching` is by another model. `lessons` are an expert's rows in each update, with the loss `expert`. `balance` is
+    the coefficient of the balance loss of experts, 0 for none."""
 
     updates: Sequence[Sequence[PlainSequence]]
     epochs: int
@@ -61,6 +63,7 @@ class PlainStep:
     teaching: Teaching | None = None
     lessons: Sequence[Sequence[PlainSequence]] = ()
     expert: ExpertLoss | None = None
+    balance: float = 0.0
 
 
 def make_steps(
@@ -109,6 +112,8 @@ def _make_step(
                 if step.pairs
                 else _backward(model, part, weights, rules, 1.0 if step.expert is None else 1.0 - step.expert.mu)
             )
+            if step.balance:
+                add_balance(model, update, weights, step.balance)
             if step.expert is not None:
                 _backward_lessons(model, lessons, weights, step.expert)
             if step.teaching is not None and not step.teaching.by_sample:

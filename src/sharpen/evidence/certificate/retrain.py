@@ -8,20 +8,21 @@ not agree; and what could not be repeated, and why.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 
-from sharpen.errors import ConfigError, ModelError
+from sharpen.errors import CheckpointError, ConfigError, ModelError, SharpenError
 from sharpen.evidence.certificate.certificate import Certificate, RepeatedSteps, Retrained, recorded_updates
 from sharpen.evidence.certificate.certify import Settings, read_resolved
 from sharpen.evidence.certificate.likeness import TWINS, Likeness, compare, in_words
 from sharpen.evidence.certificate.lineage import in_words as steps_in_words
 from sharpen.evidence.certificate.lineage import read_lineage
 from sharpen.evidence.certificate.plain_adamw import Rates, State, moved_by
+from sharpen.evidence.certificate.plain_implied import gradients, implied
 from sharpen.evidence.certificate.plain_model import HEAD, PlainModel
 from sharpen.evidence.certificate.plain_quantized import FourBits
 from sharpen.evidence.certificate.plain_steps import RolloutSteps
@@ -37,6 +38,7 @@ from sharpen.evidence.certificate.saved_state import (
 from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.machine import available_bytes
 from sharpen.models.files import model_folder, quiet_transformers
+from sharpen.models.identity import model_identity
 
 _BYTES = 100
 """Memory for each weight: the model twice, states before, after and made once more, and gradients."""
@@ -107,6 +109,20 @@ def memory_bytes(folder: Path) -> int:
     return _BYTES * num_weights(folder)
 
 
+def why_not(error: Exception) -> str:
+    """Say why updates could not be made once more, where no checkpoint is at fault."""
+    said = str(error).partition("\n")[0]
+    if isinstance(error, SharpenError):
+        return said
+    if isinstance(error, MemoryError) or "allocate memory" in said:
+        return "the memory of this machine did not suffice"
+    if isinstance(error, OSError):
+        return f"this machine failed ({type(error).__name__}: {said})"
+    if isinstance(error, RuntimeError):  # torch's, of a model that cannot be computed so
+        return f"transformers' own forward pass fails: {said}"
+    return f"the plain loop fails ({type(error).__name__}: {said})"
+
+
 def _repeated(inside: range, likeness: Likeness) -> RepeatedSteps:
     return RepeatedSteps(
         first=inside[0],
@@ -159,14 +175,10 @@ class _Records:
         name = f"the updates of steps {steps_in_words(inside)}"
         try:
             likeness = self._repeat(inside, before, after, free)
-        except ModelError as error:
-            return Retrained(not_repeated=(f"{name}: {error}",))
-        except RuntimeError as error:  # torch's, of a model that cannot be computed so
-            reason = str(error).partition("\n")[0]
-            return Retrained(not_repeated=(f"{name}: transformers' own forward pass fails: {reason}",))
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            damage = f"a checkpoint is damaged ({type(error).__name__}: {error})"
-            return Retrained(problems=(f"{name} cannot be made once more: {damage}",))
+        except CheckpointError as error:
+            return Retrained(problems=(f"{name} cannot be made once more: {error}",))
+        except (OSError, MemoryError, RuntimeError, ValueError, KeyError) as error:
+            return Retrained(not_repeated=(f"{name}: {why_not(error)}",))
         if isinstance(likeness, str):
             return Retrained(not_repeated=(f"{name}: {likeness}",))
         repeated, wrong = _repeated(inside, likeness), likeness.wrong
@@ -197,7 +209,7 @@ class _Records:
         if after.rounded and any(step.entropy_clip is not None for step in steps):
             raise ModelError("in bfloat16 rounding decides which tokens lose their advantage")
         exact_dtype = torch.float32 if after.rounded else torch.float64
-        high, low = (self._model(after.rounded, _scale(after), exact) for exact in (True, False))
+        high, low = (self._model(after.rounded, after.adapter_scale, exact) for exact in (True, False))
         teachers = self._teacher(False, exact_dtype), self._teacher(after.rounded, torch.float32)
         start = _start(low, after)
         before = self._before(begin, start)
@@ -205,19 +217,19 @@ class _Records:
             before.kl_coef = steps[0].loss.kl_coef
         if unknown := before.weights.keys() ^ start.weights.keys():
             raise ModelError(f"{min(unknown)} is either in the checkpoint or in transformers' model, not in both")
+        if lost := before.weights.keys() - after.state.weights.keys():
+            raise CheckpointError(f"{end.name} is damaged: it has no {min(lost)}")
         exact = make_steps(high, before, steps, _to(start.weights, high.dtype), teachers[0])
         several = sum(step.epochs * len(step.updates) for step in steps) > 1
         rounded = [
             make_steps(low, _nudged(before, twin), steps, start.weights, teachers[1])
             for twin in range(TWINS if several else 1)
         ]
-        own = [] if several else _own(before, after.state, exact, steps[0].rates, low)
-        found = [compare(before, after.state, exact, rounded, own)]
+        found = [_compared(before, after.state, exact, rounded, None if several else steps[0].rates, low)]
         if before.critic is not None and after.state.critic is not None and exact.critic is not None:
-            critics, rates = [one.critic for one in rounded if one.critic is not None], steps[0].critic_rates
-            if rates is not None and not several:
-                own = _own(before.critic, after.state.critic, exact.critic, rates, low)
-            found.append(compare(before.critic, after.state.critic, exact.critic, critics, own, "critic "))
+            critics = [one.critic for one in rounded if one.critic is not None]
+            rates = None if several else steps[0].critic_rates
+            found.append(_compared(before.critic, after.state.critic, exact.critic, critics, rates, low, "critic "))
         return found[0] if len(found) == 1 else found[0].beside(found[1])
 
     def _before(self, folder: Path | None, start: State) -> State:
@@ -228,8 +240,13 @@ class _Records:
 
     @functools.cached_property
     def _taught_by(self) -> Path | None:
-        """The folder of the model that teaches, if one does. Raises `ModelError` where it is not there any more."""
-        return teacher_folder(self._config)
+        """The folder of the model that teaches, if one does. Raises `ModelError` where it is not there any more, or
+        does not hold what it held when the run started."""
+        folder, entries = teacher_folder(self._config), json.loads((self._run_dir / "resolved.json").read_text())
+        recorded = entries.get("identity.teacher", {}).get("value")
+        if folder is not None and recorded is not None and model_identity(folder) != recorded:
+            raise ModelError(f"the files in {folder} (distill.teacher_path) are no longer those of the run's teacher")
+        return folder
 
     @functools.cache  # noqa: B019 (lives as long as the call of `retrain`)
     def _teacher(self, rounded: bool, dtype: torch.dtype) -> PlainModel | None:
@@ -256,17 +273,12 @@ def _load(
         raise ModelError(f"transformers cannot load {folder}: {error}") from error
 
 
-def _scale(saved: SavedState) -> float | None:
-    """The factor of the adapters' product, None if all weights train."""
-    return None if saved.adapters is None else float(saved.adapters["alpha"]) / float(saved.adapters["rank"])
-
-
 def _start(model: PlainModel, after: SavedState) -> State:
     """The state before the run: the model's weights, or adapters without effect; a critic with a head of zeros."""
     named = dict(model.module.named_parameters())
     own = {name: named[name].detach().clone() for name in model.trained_names()}
     adapters = {name: torch.zeros_like(tensor) for name, tensor in after.state.weights.items()}
-    start = State(weights=own if after.adapters is None else adapters)
+    start = State(weights=own if after.adapter_scale is None else adapters)
     if after.state.critic is not None:
         critic = after.state.critic.weights
         heads = {name: torch.zeros_like(tensor) for name, tensor in critic.items() if name.startswith(HEAD)}
@@ -274,11 +286,28 @@ def _start(model: PlainModel, after: SavedState) -> State:
     return start
 
 
-def _own(before: State, after: State, exact: State, rates: Rates, model: PlainModel) -> list[dict[str, torch.Tensor]]:
-    """The weights that the optimizer makes of the moments after an update: exactly, and as this machine rounds."""
-    return [
+def _compared(
+    before: State,
+    after: State,
+    exact: State,
+    rounded: Sequence[State],
+    rates: Rates | None,
+    model: PlainModel,
+    whose: str = "",
+) -> Likeness:
+    """Compare the states after some updates, or after a single one with these `rates`: then the weights with those that
+    the optimizer makes of the moments after it, exactly and as this machine rounds; with moments in 8 bits, the
+    gradients that the weights imply."""
+    if rates is None:
+        return compare(before, after, exact, rounded, (), whose)
+    own = [
         moved_by(before, after, exact.counts, rates, model.tables, dtype) for dtype in (torch.float64, torch.float32)
     ]
+    said: list[Mapping[str, torch.Tensor]] = []
+    if rates.eight_bits:
+        right, *low = (gradients(before, one, rates) for one in (exact, *rounded))
+        said = [implied(before, after, right, exact.counts, rates), right, *low]
+    return compare(before, after, exact, rounded, own, whose, said)
 
 
 def _nudged(state: State, twin: int) -> State:

@@ -7,47 +7,62 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
-from sharpen.evidence.certificate.plain_adamw import KINDS, State
+from sharpen.errors import CheckpointError
+from sharpen.evidence.certificate.plain_adamw import ADAMW, KINDS, State
+from sharpen.evidence.certificate.plain_quantized import EightBits
 
 _COUNT = "step"
 """What the optimizer calls the number of updates of a weight."""
+_BITSANDBYTES = {"state1": ADAMW[0], "state2": ADAMW[1]}
+"""How optimizers in 8 bits call AdamW's moments; `absmax1` and `absmax2` are the largest numbers of their blocks."""
 _ADAPTERS_AT_START = "adapters_at_start.safetensors"
 """What a run that trains adapters began with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedState:
-    """The trainer's state after a step. `rounded` is whether products were computed in bfloat16; `adapters` are the
-    settings of the adapters, if these train."""
+    """The trainer's state after a step. `rounded` is whether products were computed in bfloat16; `adapter_scale` is the
+    factor of the adapters' product, None if all weights train."""
 
     state: State
     rounded: bool
-    adapters: dict[str, Any] | None
+    adapter_scale: float | None
 
 
 def read_state(folder: Path) -> SavedState:
-    """Read a checkpoint. Raises `OSError`, `ValueError`, `KeyError` or `SafetensorError` if it is damaged."""
+    """Read a checkpoint. Raises `CheckpointError` if it is damaged, another `OSError` if the machine cannot read it."""
     inner = folder / "trainer_state"
-    content = json.loads((inner / "state.json").read_text(encoding="utf-8"))
-    model = _tensors(sorted(folder.glob("*.safetensors")))
-    weights = _tensors(_parts(inner, "weights")) or model
-    critic = _tensors(_parts(inner, "critic"))
-    version = int(content["version"])
-    state = _state(weights, _tensors(_parts(inner, "optimizer")), version)
-    state.kl_coef = content.get("kl_coef")
-    state.critic = _state(critic, _tensors(_parts(inner, "critic_optimizer")), version) if critic else None
-    return SavedState(
-        state=state,
-        rounded=any(tensor.dtype == torch.bfloat16 for tensor in model.values()),
-        adapters=content.get("adapters"),
-    )
+    with _damage(folder.name):
+        content = json.loads((inner / "state.json").read_text(encoding="utf-8"))
+        model = _tensors(sorted(folder.glob("*.safetensors")))
+        weights = _tensors(_parts(inner, "weights")) or model
+        critic = _tensors(_parts(inner, "critic"))
+        version, adapters = int(content["version"]), content.get("adapters")
+        state = _state(weights, _tensors(_parts(inner, "optimizer")), version)
+        state.kl_coef = content.get("kl_coef")
+        state.critic = _state(critic, _tensors(_parts(inner, "critic_optimizer")), version) if critic else None
+        return SavedState(
+            state=state,
+            rounded=any(tensor.dtype == torch.bfloat16 for tensor in model.values()),
+            adapter_scale=None if adapters is None else float(adapters["alpha"]) / float(adapters["rank"]),
+        )
+
+
+@contextmanager
+def _damage(name: str) -> Iterator[None]:
+    """Raise `CheckpointError` for what is wrong with files; that a machine cannot read them is none of that."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(f"{name} is damaged ({type(error).__name__}: {error})") from error
 
 
 def records_adapters_at_start(run_dir: Path) -> bool:
@@ -56,12 +71,13 @@ def records_adapters_at_start(run_dir: Path) -> bool:
 
 
 def read_adapters_at_start(run_dir: Path) -> dict[str, torch.Tensor]:
-    """Read the adapters that a run began with. Raises `ValueError` if they have an effect, so that the run did not
-    begin with its model; `OSError` or `SafetensorError` if the file is damaged."""
+    """Read the adapters that a run began with. Raises `CheckpointError` if the file is damaged, or if they have an
+    effect, so that the run did not begin with its model."""
     file = run_dir / _ADAPTERS_AT_START
-    adapters = _tensors([file])
+    with _damage(file.name):
+        adapters = _tensors([file])
     if wrong := [name for name, tensor in adapters.items() if ".lora_B." in name and bool(tensor.any())]:
-        raise ValueError(f"{file.name}: {wrong[0]} is not 0 before the first update")
+        raise CheckpointError(f"{file.name}: {wrong[0]} is not 0 before the first update")
     return adapters
 
 
@@ -80,18 +96,30 @@ def _parts(inner: Path, name: str) -> list[Path]:
 
 
 def _state(weights: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor], version: int) -> State:
-    split = {name: name.rpartition("/") for name in optimizer}
-    return State(
-        weights={name: tensor.float() for name, tensor in weights.items()},
-        moments={name: tensor for name, tensor in optimizer.items() if split[name][2] in KINDS},
-        counts={split[name][0]: int(tensor) for name, tensor in optimizer.items() if split[name][2] == _COUNT},
-        version=version,
-    )
+    state = State(weights={name: tensor.float() for name, tensor in weights.items()}, version=version)
+    stored = {}
+    for key, tensor in optimizer.items():
+        name, _, kind = key.rpartition("/")
+        if kind in KINDS:
+            state.moments[key] = tensor
+        elif kind == _COUNT:
+            state.counts[name] = int(tensor)
+        elif kind in _BITSANDBYTES:
+            own = f"{name}/{_BITSANDBYTES[kind]}"
+            state.counts[name] = version
+            if tensor.dtype == torch.uint8:
+                largest = optimizer[f"{name}/absmax{kind[-1]}"]
+                stored[own] = EightBits(codes=tensor, largest=largest, signed=kind == "state1")
+                tensor = stored[own].values()
+            state.moments[own] = tensor
+    state.stored = stored
+    return state
 
 
 def _tensors(files: list[Path]) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for file in files:
+        file.open("rb").close()  # safetensors says of any file that it cannot open that there is none
         with safe_open(file, framework="pt") as opened:
             found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a mapping)
     return found

@@ -52,6 +52,16 @@ def read_repeated(path: Path | str) -> list[tuple[int, str, dict[str, Any]]]:
         return [(step, session, json.loads(found)) for step, session, found in rows]
 
 
+def read_gradients(path: Path | str) -> list[tuple[int, str, dict[str, Any]]]:
+    """Return what was found when the trainer's gradients were compared: the step after which, the session, and what
+    `Journal.add_gradients` was given; none for an older journal."""
+    with reading(path) as connection:
+        if not has(connection, "gradients"):
+            return []
+        rows = connection.execute("SELECT step, session, found FROM gradients ORDER BY rowid").fetchall()
+        return [(step, session, json.loads(found)) for step, session, found in rows]
+
+
 def read_delivery(path: Path | str, step: int) -> Delivery | None:
     """Return the data passed to the trainer in a step, without the sequences; None if it was not recorded. Raises
     `JournalError` for more tokens than the memory of this machine holds."""

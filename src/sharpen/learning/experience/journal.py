@@ -27,6 +27,7 @@ from sharpen.learning.experience.records import (
     Delivery,
     TaughtRow,
     insert_checks,
+    insert_gradients,
     insert_group,
     insert_parity,
     insert_repeated,
@@ -122,6 +123,12 @@ class Journal:
         """Queue what was found when the updates of a step of this session were made once more (JSON)."""
         assert self._session is not None
         self._write_soon(insert_repeated, step=step, session=self._session, found=dict(found))
+
+    def add_gradients(self, step: int, found: Mapping[str, Any]) -> None:
+        """Queue what was found when the trainer's gradients were compared with a plain loop's, after a step and before
+        the next one of this session (JSON)."""
+        assert self._session is not None
+        self._write_soon(insert_gradients, step=step, session=self._session, found=dict(found))
 
     def trim(self, until: int) -> None:
         """Queue the dropping of the text of rollouts that were made for steps up to `until`."""

@@ -108,6 +108,7 @@ CREATE TABLE IF NOT EXISTS checks (
 );
 CREATE INDEX IF NOT EXISTS checks_step ON checks (step);
 CREATE TABLE IF NOT EXISTS repeated (step INTEGER NOT NULL, session TEXT NOT NULL, found TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS gradients (step INTEGER NOT NULL, session TEXT NOT NULL, found TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS taught (
     step INTEGER NOT NULL, row_id TEXT NOT NULL, num_tokens INTEGER NOT NULL, too_long INTEGER NOT NULL,
     row_digest BLOB NOT NULL, ids_digest BLOB NOT NULL
@@ -327,6 +328,12 @@ def insert_checks(connection: sqlite3.Connection, step: int, checks: Iterable[Ch
 def insert_repeated(connection: sqlite3.Connection, step: int, session: str, found: Mapping[str, Any]) -> None:
     """Write what was found when the updates of a step of this session were made once more."""
     _insert(connection, "repeated", step=step, session=session, found=_to_json(found))
+
+
+def insert_gradients(connection: sqlite3.Connection, step: int, session: str, found: Mapping[str, Any]) -> None:
+    """Write what was found when the trainer's gradients were compared before this session, which continues after a
+    step."""
+    _insert(connection, "gradients", step=step, session=session, found=_to_json(found))
 
 
 def insert_parity(connection: sqlite3.Connection, measured: Mapping[str, Any]) -> None:

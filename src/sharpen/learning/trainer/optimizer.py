@@ -12,7 +12,7 @@ import torch
 
 from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import CheckpointError, TrainingError
-from sharpen.learning.trainer.sharding import is_on_cpu, shard_like, whole
+from sharpen.learning.trainer.sharding import local, shard_like, sum_over_shards, whole
 from sharpen.learning.trainer.update_rules import load_state, make_optimizers, set_update, state_tensors
 
 _ROW = 1024
@@ -97,8 +97,13 @@ class Optimizer:
     def norm(self, update: int) -> torch.Tensor:
         """Return the norm of the gradients. Raises `TrainingError` if it is NaN or infinite; `update` is for its
         message."""
-        gradients = (p.grad for p in self._parameters.values() if p.grad is not None)
-        norm = whole(torch.nn.utils.get_total_norm([length(one) if is_on_cpu(one) else one for one in gradients]))
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        mine = [local(one) for one in gradients]
+        if any(one.device.type != "cpu" for one in mine):
+            norm = whole(torch.nn.utils.get_total_norm(gradients))
+        else:
+            squares = [length(one).double() ** 2 for one in mine]
+            norm = sum_over_shards(torch.stack(squares).sum() if squares else torch.zeros(()), gradients).sqrt().float()
         if not math.isfinite(float(norm)):
             raise TrainingError(f"{self.name}: " * bool(self.name) + self._describe_non_finite(update))
         return norm

@@ -10,7 +10,7 @@ the optimizer updates, are fp32. Embeddings, the last norm and the output layer 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -22,7 +22,7 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sharpen.models.modules import decoder_of
@@ -67,9 +67,21 @@ def one_pass(module: Any, compute: Callable[[], Result]) -> Result:
     return result
 
 
-def is_on_cpu(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is whole in this process' memory, on no GPU."""
-    return tensor.device.type == "cpu" and not isinstance(tensor, DTensor)
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's shard of a sharded tensor, and others as they are."""
+    own: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return own
+
+
+def sum_over_shards(number: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Add up what each rank has made of its shards of these tensors; of tensors that are whole, return what it is.
+    Every rank must call this."""
+    for tensor in tensors:
+        if isinstance(tensor, DTensor):
+            assert all(placement.is_shard() for placement in tensor.placements), "gradients are sharded as weights are"
+            mesh = tensor.device_mesh
+            return whole(DTensor.from_local(number.to(mesh.device_type), mesh, [Partial()])).to(number.device)
+    return number
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

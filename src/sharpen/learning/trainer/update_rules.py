@@ -52,7 +52,9 @@ def _adamw(groups: list[dict[str, Any]], config: TrainerConfig) -> torch.optim.O
         return torch.optim.AdamW(groups, fused=True, **settings)
     from bitsandbytes.optim.adamw import AdamW8bit, PagedAdamW8bit
 
-    kind: Any = PagedAdamW8bit if config.optimizer.startswith("paged_") else AdamW8bit
+    on_cpu = all(parameter.device.type == "cpu" for group in groups for parameter in group["params"])
+    pages = config.optimizer.startswith("paged_") and not on_cpu  # there is nowhere to move them to, as it would warn
+    kind: Any = PagedAdamW8bit if pages else AdamW8bit
     optimizer: torch.optim.Optimizer = kind(groups, **settings)
     return optimizer
 

@@ -39,7 +39,7 @@ def fit_widths(config: RunConfig, type_: EngineType) -> tuple[RunConfig, tuple[s
         f"auxiliary_models.{name}": model for name, model in config.auxiliary_models.items()
     }
     lines = tuple(
-        f"{place}.tensor_parallel_size = {model.tensor_parallel_size}: without effect: an embedded engine is on one "
+        f"{place}.tensor_parallel_size = {model.tensor_parallel_size}: without effect: all engines but vLLM are on one "
         "device (engine.type: vllm has several)"
         for place, model in models.items()
         if model.tensor_parallel_size != 1

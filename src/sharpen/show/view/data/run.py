@@ -6,6 +6,7 @@ does it cost, every metric.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sharpen.evidence.certificate.certificate import ComparedGradients
 from sharpen.evidence.certificate.checks import MEANING, MEANING_OF_DRAWS, MEANING_OF_ROWS
 from sharpen.evidence.certificate.lineage import in_words
 from sharpen.show.monitor import spent
@@ -303,7 +305,7 @@ def _soundness(files: RunFiles) -> Soundness:
         problems=_texts(found.get("problems")),
         not_recomputed=_texts(found.get("not_recomputed")),
         untested=_texts(found.get("untested")),
-        updates=updates_sentence(found),
+        updates=updates_sentence(found) + gradients_sentence(found),
         outcomes=counts(outcomes),
         excluded=counts({name: count for name, count in outcomes.items() if name != "ok"}),
         calls=counts(_numbers(found.get("calls"))),
@@ -354,6 +356,17 @@ def updates_sentence(found: Mapping[str, Any]) -> str:
     return (
         f"{made}; those of the other {rest} were not (sharpen certify --retrain does it)." if rest > 0 else f"{made}."
     )
+
+
+def gradients_sentence(found: Mapping[str, Any]) -> str:
+    """Say of a certificate when gradients were compared with a plain loop's; empty if they never were."""
+    lines = []
+    parts = found.get("gradients")
+    for one in parts if isinstance(parts, list) else ():
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            content = {name: value for name, value in one.items() if name != "step"}
+            lines.append(ComparedGradients.from_json(int(one["step"]), content).line)
+    return f" The trainer's gradients, compared {'; '.join(lines)}." if lines else ""
 
 
 def _why_no_findings(diagnosis: Diagnosis, row: RunRow) -> str:
