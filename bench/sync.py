@@ -37,7 +37,7 @@ from agent import judge, run_agent
 
 from sharpen.config.load import resolve
 from sharpen.engine.embedded.engine import EmbeddedEngine
-from sharpen.engine.vllm.weights_file import WeightsFile, map_file
+from sharpen.engine.vllm.transfer import WeightsFile, map_file
 from sharpen.placement.local import LocalServing
 from sharpen.placement.ranks.processes import lay_out, view
 from sharpen.placement.ranks.rank import WeightSpec

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sharpen.show.monitor.figures import ends, fixed
-from sharpen.show.monitor.intervals import student_quantile
+from sharpen.show.monitor.statistics import student_quantile
 from sharpen.show.monitor.summary import peak_memory_mb, process_seconds
 
 NUM_THREADS = 2

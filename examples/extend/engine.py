@@ -11,8 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from sharpen.contracts import Engine, EngineSettings, GenerateRequest, Generation
-from sharpen.engine.requests import check_request
-from sharpen.engine.stopping import find_stop
+from sharpen.engine.requests import check_request, find_stop
 from sharpen.errors import EngineError, ModelError, SamplingError
 
 

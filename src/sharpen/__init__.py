@@ -24,12 +24,12 @@ _HOMES = {
     "check_workflow_function": "sharpen.agent.rollout.signature",
     "check_judge_function": "sharpen.agent.rollout.signature",
     "select_model": "sharpen.beyond.model_selection.select",
-    "avg_time_judge": "sharpen.beyond.model_selection.judges",
-    "avg_token_consumption_judge": "sharpen.beyond.model_selection.judges",
+    "avg_time_judge": "sharpen.beyond.model_selection.select",
+    "avg_token_consumption_judge": "sharpen.beyond.model_selection.select",
     "tune_prompt": "sharpen.beyond.prompt_tune.tuning",
     "PromptTuneConfig": "sharpen.beyond.prompt_tune.settings",
-    "drop": "sharpen.agent.operators.changes",
-    "with_reward": "sharpen.agent.operators.changes",
+    "drop": "sharpen.agent.operators.rollouts",
+    "with_reward": "sharpen.agent.operators.rollouts",
     "Dataset": "sharpen.config.public",
     "TunerChatModel": "sharpen.config.public",
     "Algorithm": "sharpen.config.public",
@@ -47,12 +47,12 @@ __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
     from sharpen.agent.agentscope.model import TrinityChatModel as TrinityChatModel
-    from sharpen.agent.operators.changes import drop as drop
-    from sharpen.agent.operators.changes import with_reward as with_reward
+    from sharpen.agent.operators.rollouts import drop as drop
+    from sharpen.agent.operators.rollouts import with_reward as with_reward
     from sharpen.agent.rollout.signature import check_judge_function as check_judge_function
     from sharpen.agent.rollout.signature import check_workflow_function as check_workflow_function
-    from sharpen.beyond.model_selection.judges import avg_time_judge as avg_time_judge
-    from sharpen.beyond.model_selection.judges import avg_token_consumption_judge as avg_token_consumption_judge
+    from sharpen.beyond.model_selection.select import avg_time_judge as avg_time_judge
+    from sharpen.beyond.model_selection.select import avg_token_consumption_judge as avg_token_consumption_judge
     from sharpen.beyond.model_selection.select import select_model as select_model
     from sharpen.beyond.prompt_tune.settings import PromptTuneConfig as PromptTuneConfig
     from sharpen.beyond.prompt_tune.tuning import tune_prompt as tune_prompt

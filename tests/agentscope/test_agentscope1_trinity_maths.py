@@ -13,7 +13,7 @@ from agent_scripts import call, tool_results, turns
 
 from sharpen.compat.trinity import workflow_function
 from sharpen.compat.trinity.task import TasksetConfig
-from sharpen.compat.trinity.workflows.python_tool import MOST_BYTES, execute_python_code, run_python
+from sharpen.compat.trinity.workflows.react_math import MOST_BYTES, execute_python_code, run_python
 from sharpen.types import CallStatus, Outcome
 
 KEYS = {"prompt_key": "question", "response_key": "answer"}

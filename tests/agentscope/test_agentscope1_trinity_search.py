@@ -16,7 +16,7 @@ from sharpen.agent.agentscope.model import present
 from sharpen.agent.rollout.models import RolloutModels
 from sharpen.compat.trinity import workflow_function
 from sharpen.compat.trinity.task import TasksetConfig
-from sharpen.compat.trinity.workflows.mailbox import Mailbox
+from sharpen.compat.trinity.workflows.email_search import Mailbox
 from sharpen.errors import ConfigError
 from sharpen.types import Outcome, Rollout
 

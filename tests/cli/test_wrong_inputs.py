@@ -10,8 +10,8 @@ from shop_runs import Maker, RunSize, make_run
 from sharpen.cli.main import main
 from sharpen.config.functions import import_function
 from sharpen.errors import ConfigError, ModelError
+from sharpen.models.configuration import load_tokenizer
 from sharpen.models.files import model_folder
-from sharpen.models.tokenizer import load_tokenizer
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ from sharpen.compat.trinity.imports.functions import (
     get_logger,
     grade_answer,
     match_answer,
+    math_equal,
     remove_right_units,
+    timeout_limit,
     verify_math_answer,
 )
 from sharpen.compat.trinity.imports.table import MODULES
-from sharpen.compat.trinity.imports.verl import math_equal, timeout_limit
 
 USERS = """
 from __future__ import annotations

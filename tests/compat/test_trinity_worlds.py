@@ -14,8 +14,8 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from trinity_serving import MakePlace
 
 from sharpen.compat.trinity import REWARD_FUNCTIONS, WORKFLOWS
-from sharpen.compat.trinity.workflows import alfworld_game
-from sharpen.compat.trinity.workflows.alfworld_game import end_all
+from sharpen.compat.trinity.workflows import alfworld
+from sharpen.compat.trinity.workflows.alfworld import end_all
 from sharpen.compat.trinity.workflows.frozen_lake import MOVES, Lake, made_lake, move_in
 from sharpen.compat.trinity.workflows.game import action_in
 from sharpen.compat.trinity.workflows.text_worlds import impossible
@@ -202,9 +202,9 @@ def test_games_of_alfworld_at_once(make_place: MakePlace, kitchen: dict[str, str
     for _ in range(2):
         (group,) = place.run("alfworld_workflow", kitchen, group_size=4)
         assert [(rollout.reward, rollout.error) for rollout in group.rollouts] == [(1.0, None)] * 4
-    assert 1 <= len(alfworld_game._all) <= 4
+    assert 1 <= len(alfworld._all) <= 4
     end_all()
-    assert alfworld_game._all == []
+    assert alfworld._all == []
 
 
 def test_a_game_that_fails(make_place: MakePlace, kitchen: dict[str, str], tmp_path: Path):

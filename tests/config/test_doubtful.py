@@ -2,8 +2,8 @@
 
 import pytest
 
-from sharpen.config.doubtful import doubtful
 from sharpen.config.load import resolve
+from sharpen.config.problems import doubtful
 from sharpen.errors import ConfigError
 
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_engines import VOCAB, full_logits, make_engine, make_model, request, run_all
 
-from sharpen.engine.embedded.noise import uniforms
-from sharpen.engine.embedded.sampling import SamplingRows, sample, truncated_log_softmax
+from sharpen.engine.embedded.sampling import SamplingRows, sample, truncated_log_softmax, uniforms
 
 
 def rows(uniform: list[float], temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> SamplingRows:

@@ -6,10 +6,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sharpen.engine.embedded.attention import FixedShapeAttention, SlotAttention, SlotSegment
+from sharpen.engine.embedded.attention import (
+    AttentionRule,
+    FixedShapeAttention,
+    PromptAttention,
+    SlotAttention,
+    SlotKeys,
+    SlotSegment,
+    _blocks,
+)
 from sharpen.engine.embedded.kv import KVLayout, KVPool
-from sharpen.engine.embedded.products import AttentionRule
-from sharpen.engine.embedded.prompts import PromptAttention, SlotKeys, _blocks
 
 SINKS_H = torch.tensor([0.5, -1.0, 2.0, 0.0])
 

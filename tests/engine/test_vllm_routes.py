@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from expert_toys import make_experts
 
-from sharpen.engine.vllm.routes import Routes
+from sharpen.engine.vllm.engine import Routes
 from sharpen.errors import EngineError
 from sharpen.models.routing import routing_of
 

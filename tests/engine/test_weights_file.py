@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sharpen.engine.vllm.weights_file import WeightsFile
+from sharpen.engine.vllm.transfer import WeightsFile
 
 READ = """
 import sys

@@ -16,7 +16,7 @@ from typing import Any
 
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
 
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.errors import ConfigError
 from sharpen.gateway.gateway import Gateway
 

@@ -2,11 +2,11 @@
 
 import time
 
-from sharpen.gateway.busy import BusyClock
+from sharpen.gateway.meter import BusyClock
 
 
 def test_overlapping_requests_count_once_and_pauses_not_at_all():
-    """Red when `__exit__` stops the clock while another request is open, or never (gateway/busy.py)."""
+    """Red when `__exit__` stops the clock while another request is open, or never (gateway/meter.py)."""
     clock = BusyClock()
     began = time.perf_counter()
     with clock:

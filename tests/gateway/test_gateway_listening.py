@@ -17,7 +17,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.errors import ConfigError
 from sharpen.gateway.listening import listen
 from sharpen.gateway.requests import ApiError

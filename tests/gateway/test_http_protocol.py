@@ -18,7 +18,7 @@ import uvicorn
 from scripted import eventually
 from uvicorn.server import ServerState
 
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.gateway.http_protocol import HEAD_TIMEOUT_S, HttpProtocol, connection_limit, raise_file_limit
 from sharpen.types import CallStatus
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.gateway.web_pages import refusal
 
 EVERYWHERE = GatewayConfig(host="0.0.0.0")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import sharpen
 from sharpen import WorkflowOutput
 from sharpen.agent.rollout.refill import StepRollouts
-from sharpen.agent.tasks.selection import make_order
+from sharpen.agent.tasks.order import make_order
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.reading import read_groups, read_steps, read_taught, read_trained

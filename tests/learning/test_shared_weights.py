@@ -21,7 +21,7 @@ from sharpen.learning.algorithm.resolve import resolve as resolve_algorithm
 from sharpen.learning.trainer.checkpoint import STATE, pointed
 from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.learning.trainer.trainer import Trainer
-from sharpen.placement.shared_weights import share_weights
+from sharpen.placement.trainers import share_weights
 from sharpen.run.assembly import open_loop
 from sharpen.types import Sampling
 

@@ -19,9 +19,8 @@ from sharpen.config.public import DatasetConfig
 from sharpen.config.rows import load_tasks
 from sharpen.errors import DatasetError, ModelError
 from sharpen.learning.trainer.model import read_module
-from sharpen.models.configuration import read_config
+from sharpen.models.configuration import load_tokenizer, read_config
 from sharpen.models.images import eyes_of
-from sharpen.models.tokenizer import load_tokenizer
 
 OWN = {
     **dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoImageProcessor", "AutoProcessor"), "evil.Evil"),

@@ -29,9 +29,9 @@ from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import pack
 from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.learning.trainer.trainer import Trainer
+from sharpen.models.configuration import load_tokenizer
 from sharpen.models.modules import class_for, decoder_of, text_parameters
 from sharpen.models.stand_ins import with_stand_ins
-from sharpen.models.tokenizer import load_tokenizer
 from sharpen.run.plan.live import Pass, pass_bytes
 from sharpen.run.plan.sizes import read_model_config, sizes_of
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from processes import python, wait_for
 
-from sharpen.config.cluster import ClusterConfig
+from sharpen.config.sections import ClusterConfig
 from sharpen.errors import ConfigError
 from sharpen.placement.cluster.connect import Connection
 

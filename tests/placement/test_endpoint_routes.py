@@ -12,7 +12,7 @@ import pytest
 from fake_endpoint import FakeEndpoint
 
 from sharpen.gateway.requests import ApiError
-from sharpen.placement.auxiliary.endpoint_routes import address, route_of
+from sharpen.placement.auxiliary.remote_transport import address, route_of
 
 USER = [{"role": "user", "content": "hello"}]
 

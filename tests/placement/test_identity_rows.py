@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.learning.experience.journal import Journal
-from sharpen.learning.supervised.taught import held_out_row
+from sharpen.learning.supervised.batches import held_out_row
 from sharpen.run.identity import changed_rows, used_rows_unchanged
 from sharpen.types import Group, Task
 

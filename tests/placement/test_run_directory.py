@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.config import former
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.rows import Row
 from sharpen.errors import CheckpointError, ConfigError
@@ -28,7 +27,7 @@ from sharpen.learning.trainer.checkpoint import (
 from sharpen.learning.trainer.checksums import write_checksums
 from sharpen.models.identity import Identity, model_identity
 from sharpen.run.directory import RunDirectory, open_run_directory
-from sharpen.run.identity import changed_rows, rows_identity, used_rows_unchanged
+from sharpen.run.identity import changed_rows, rows_identity
 from sharpen.types import Group, Task
 
 NOTHING: Mapping[str, Identity] = {}
@@ -86,16 +85,6 @@ def begun(root: Path, *steps: int, identities: Mapping[str, Identity] = NOTHING,
     """The directory of a run that was begun with these settings and has trained so many steps."""
     opened(settings(root, **changed), identities)
     return run_directory(root, *steps)
-
-
-def test_a_run_begun_under_the_former_name_goes_on_where_it_is(tmp_path: Path):
-    """Red when only `Sharpen/` is looked into: the run began anew there."""
-    path = begun(tmp_path, 2)
-    (tmp_path / "Sharpen").rename(tmp_path / former.PROJECT)
-    directory = opened(settings(tmp_path))
-    assert directory.path == tmp_path / former.PROJECT / path.name
-    assert directory.checkpoint == step_directory(directory.path, 2)
-    assert not (tmp_path / "Sharpen" / "one").exists()
 
 
 def kill_in_replacement(path: Path, step: int) -> None:
@@ -531,21 +520,6 @@ def test_of_used_rows_with_images_only_some_are_read_again(tmp_path: Path):
     assert changed_rows(tmp_path / "run.db", rows) == ["train/0"]
     rows[0] = replace(rows[0], row=Row(question="q 0", image=b"other"))
     assert changed_rows(tmp_path / "run.db", rows) == ["train/0"]
-
-
-class Thing:
-    """Its `repr` has its address, as that of an image had."""
-
-
-def test_a_row_recorded_with_an_address_in_memory_is_not_called_changed(tmp_path: Path):
-    """Red when such records of earlier versions are compared: every one of their rows had changed."""
-    rows = [Task(id=f"train/{at}", index=at, row=Row(question=f"q {at}", image=Thing())) for at in range(3)]
-    with Journal(tmp_path / "run.db") as journal:
-        for row in rows:
-            journal.add(Group(id=f"step-0/{row.id}", task=row, version=0, rollouts=()))
-    again = [replace(row, row=Row(**{**row.row, "image": Thing()})) for row in rows]
-    assert changed_rows(tmp_path / "run.db", again) == []
-    assert not used_rows_unchanged(tmp_path / "run.db", again), "nobody knows"
 
 
 def test_functions_are_known_by_file_and_name_as_far_as_they_have_one(tmp_path: Path):

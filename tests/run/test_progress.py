@@ -1,10 +1,10 @@
-"""How far a run is, as checkpoints hold it: there and back, and from the two forms of earlier versions."""
+"""How far a run is, as checkpoints hold it: there and back."""
 
 import json
 from dataclasses import replace
 
 from sharpen.run.progress import Measurement, Progress
-from sharpen.show.monitor.statistics import Evaluation, evaluation_to_json
+from sharpen.show.monitor.statistics import Evaluation
 
 REWARDS = Evaluation(greedy={"a": 1.0}, sampled={"a": 0.5})
 WORSE = Evaluation(greedy={"a": 0.0}, sampled={"a": 0.25})
@@ -32,43 +32,6 @@ def test_progress_is_what_it_was():
     )
     assert there_and_back(whole) == whole
     assert there_and_back(Progress()) == replace(Progress(), drawn=[])
-
-
-def test_checkpoints_of_runs_with_rollouts_held_evaluations():
-    """Red when `Measurement.from_json` takes an evaluation for nothing: the run would evaluate its start again."""
-    found = Progress.from_json(
-        {
-            "step": 2,
-            "version": 2,
-            "before": evaluation_to_json(WORSE),
-            "after": None,
-            "best": evaluation_to_json(REWARDS),
-        }
-    )
-    assert (found.before, found.after, found.best) == (Measurement(rewards=WORSE), None, Measurement(rewards=REWARDS))
-
-
-def test_checkpoints_of_runs_without_rollouts_held_losses_apart():
-    """Red when `_merge_supervised` leaves the best one's rows out: any later checkpoint would become `best`."""
-    found = Progress.from_json(
-        {
-            "kind": "supervised",
-            "step": 2,
-            "rows": 8,
-            "before": evaluation_to_json(WORSE),
-            "loss_before": LOSS,
-            "rows_before": ROWS,
-            "after": None,
-            "loss_after": None,
-            "rows_after": None,
-            "found_at_best": None,
-            "rows_at_best": ROWS,
-            "best_step": 1,
-        }
-    )
-    assert found.before == Measurement(rewards=WORSE, loss=LOSS, rows=ROWS)
-    assert (found.after, found.best) == (None, Measurement(rows=ROWS))
-    assert (found.step, found.rows, found.best_step) == (2, 8, 1)
 
 
 def test_a_checkpoint_is_best_by_rewards_else_by_losses():

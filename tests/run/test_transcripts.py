@@ -6,7 +6,7 @@ from pathlib import Path
 from experience_builders import make_call, make_group, make_rollout
 
 from sharpen.learning.experience.reading import read_groups
-from sharpen.run.transcripts import Transcripts
+from sharpen.run.evaluation import Transcripts
 from sharpen.show.report.evaluations import read_evaluated
 from sharpen.types import Group
 

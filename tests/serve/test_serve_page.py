@@ -11,7 +11,7 @@ import httpx
 import openai
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
 
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.gateway.caller import nobody
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.server import Server

@@ -13,7 +13,7 @@ from sharpen.gateway.formats.table import Formats
 from sharpen.gateway.formats.think import QWEN3
 from sharpen.placement.model_formats import serve_options
 from sharpen.show.monitor.display import usage_lines
-from sharpen.show.monitor.intervals import wilson
+from sharpen.show.monitor.statistics import wilson
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "start" / "guide.md").read_text(encoding="utf-8")

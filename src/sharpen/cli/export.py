@@ -17,8 +17,7 @@ from sharpen.cli.arguments import add_json, add_run, number, print_json, run_of,
 from sharpen.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from sharpen.serve.record.rollouts import Opinion
-    from sharpen.serve.record.rows import LeftOut
+    from sharpen.serve.record.rows import LeftOut, Opinion
 
 PURPOSES: Mapping[str, str] = {
     "sft": "rows for algorithm_type sft",
@@ -71,8 +70,7 @@ def run_export(arguments: argparse.Namespace) -> int:
 
 def _export_rows(arguments: argparse.Namespace, run_dir: Path) -> int:
     from sharpen.learning.experience.reading import read_groups
-    from sharpen.serve.record.rollouts import rollout_rows, write_rows
-    from sharpen.serve.record.rows import LeftOut, by_reward, dpo_rows, sft_rows
+    from sharpen.serve.record.rows import LeftOut, by_reward, dpo_rows, rollout_rows, sft_rows, write_rows
 
     journal, path = run_dir / "run.db", Path(arguments.to)
     if not journal.exists():
@@ -127,7 +125,7 @@ def _check_alike(left_out: LeftOut) -> None:
 
 def _opinions(run_dir: Path) -> dict[str, Opinion]:
     """Return the thumbs and notes of `sharpen view` on rollouts of the training."""
-    from sharpen.serve.record.rollouts import Opinion
+    from sharpen.serve.record.rows import Opinion
     from sharpen.show.view.notes import read_notes
 
     notes = [note for note in read_notes(run_dir).values() if note.source == "run.db"]

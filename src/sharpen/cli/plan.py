@@ -80,8 +80,7 @@ def _make_plan(arguments: argparse.Namespace) -> Plan:
     from sharpen.learning.recipe import recipe_of
     from sharpen.run.plan.case import Case, read_models
     from sharpen.run.plan.hardware import chosen_hardware, this_machine
-    from sharpen.run.plan.predict import plan
-    from sharpen.run.plan.timing import last_step_time
+    from sharpen.run.plan.predict import last_step_time, plan
 
     chosen = chosen_hardware(arguments.gpu, arguments.gpus, arguments.gpu_memory)
     file = load_config(arguments.config, stage=arguments.stage, has_ray=True)

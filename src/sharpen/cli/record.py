@@ -37,7 +37,7 @@ def run_record(arguments: argparse.Namespace) -> int:
     """Record until told to end. Raises `ConfigError` for bad input."""
     from pydantic import ValidationError
 
-    from sharpen.config.gateway import GatewayConfig
+    from sharpen.config.sections import GatewayConfig
     from sharpen.serve.record.server import Options, record
     from sharpen.serve.record.upstream import base_url
 

@@ -16,8 +16,7 @@ from sharpen.cli.arguments import add_config, add_json, print_json, resolve_conf
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sharpen.beyond.several.runs import Train, Trained
-    from sharpen.beyond.several.spread import Spread
+    from sharpen.beyond.several import Spread, Train, Trained
 
 MODES = ("sampled", "greedy")
 
@@ -41,7 +40,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 def run_seeds(arguments: argparse.Namespace, train: Train | None = None) -> int:
     """Train with each seed, one after the other. Raises `ConfigError` for a file that cannot be used."""
-    from sharpen.beyond.several.runs import base_name, trainer
+    from sharpen.beyond.several import base_name, trainer
 
     resolved = resolve_config(arguments, {})
     for seed in arguments.seeds:  # all of them before the first run
@@ -78,7 +77,7 @@ def config_options(arguments: argparse.Namespace) -> list[str]:
 
 def spreads(done: Sequence[Trained]) -> dict[str, Spread | None]:
     """Return the means over the runs by what was measured: gain, before and after in each mode."""
-    from sharpen.beyond.several.spread import spread
+    from sharpen.beyond.several import spread
 
     values: dict[str, list[float | None]] = {"gain": [one.gain for one in done]}
     for mode in MODES:

@@ -18,7 +18,7 @@ from sharpen.cli.seeds import config_options
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sharpen.beyond.several.runs import Settings, Train, Trained
+    from sharpen.beyond.several import Settings, Train, Trained
 
 
 def add_sweep(parser: argparse.ArgumentParser) -> None:
@@ -46,8 +46,8 @@ def _seed(text: str) -> int:
 
 def run_sweep(arguments: argparse.Namespace, train: Train | None = None) -> int:
     """Run the trials. Raises `ConfigError` for a file, a range or an installation that cannot be used."""
-    from sharpen.beyond.several.runs import base_name, trainer
-    from sharpen.beyond.several.sweep import parse_range, sweep
+    from sharpen.beyond.several import base_name, trainer
+    from sharpen.beyond.sweep import parse_range, sweep
 
     ranges = [parse_range(text) for text in arguments.vary]
     names = [one.setting for one in ranges]

@@ -17,7 +17,6 @@ from sharpen.compat.trinity.yaml.interpolation import interpolate
 from sharpen.compat.trinity.yaml.stages import stage_names
 from sharpen.compat.trinity.yaml.table import RULES
 from sharpen.config.explain import InvalidConfigError
-from sharpen.config.former import current_file
 from sharpen.config.load import ConfigFile, point_beside, read_yaml
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
@@ -46,7 +45,7 @@ def load_config(path: str | Path, *, stage: str | None = None, has_ray: bool | N
     path = Path(path)
     found = load_stages(path, stage=stage, has_ray=has_ray)
     if len(found) > 1:
-        names = ", ".join(stage_names(current_file(read_yaml(path)), path.name))
+        names = ", ".join(stage_names(read_yaml(path), path.name))
         raise ConfigError(
             f"{path} has the stages {names}: `sharpen run` runs them one after the other; elsewhere choose one "
             "(--stage NAME)"
@@ -58,7 +57,7 @@ def load_stages(path: str | Path, *, stage: str | None = None, has_ray: bool | N
     """Read a configuration file as the runs that it asks for: one, or each of the `stages` of Trinity-RFT's layout in
     their order; only the one named `stage`, if that is given. Raises as `load_config`."""
     path = Path(path)
-    content = current_file(read_yaml(path))
+    content = read_yaml(path)
     names = stage_names(content, path.name)
     if stage is not None and stage not in names:
         raise ConfigError(f"{path} has no stage {stage!r} (it has {', '.join(names) or 'none'})")

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sharpen.config.former import current
 from sharpen.errors import ConfigError
 
 FILE_MODULE = "sharpen_user_"
@@ -64,7 +63,7 @@ def prepare() -> None:
 
 def place_of(name: str) -> tuple[str, str]:
     """Return the module or file, and the function in it. Raises `ConfigError` for a wrong form."""
-    place, colon, function = current(name).rpartition(":")
+    place, colon, function = name.rpartition(":")
     if not colon or not place or not all(part.isidentifier() for part in function.split(".")):
         raise ConfigError(f"a function is named 'package.module:function' or 'path/file.py:function', got {name!r}")
     return place, function

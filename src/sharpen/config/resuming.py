@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 from sharpen.config.explain import settings_of
 from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
 
 ANOTHER_NAME = "another name (`name`, or experiment_name in Python)"
 """What to choose for a run that cannot go on under the one that it was given."""
@@ -145,3 +147,15 @@ def setting_of(name: str) -> str | None:
 def may_change(name: str) -> bool:
     """Whether a run may continue with another value of this setting."""
     return setting_of(name) in _FREE
+
+
+def recorded_settings(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings in a `resolved.json` by their dotted names, without derived values. Raises `ConfigError` if
+    it is damaged."""
+    settings = {}
+    for name, entry in entries.items():
+        if not isinstance(entry, Mapping) or not {"value", "origin"} <= entry.keys():
+            raise ConfigError(f"resolved.json is damaged: {name!r} has no value and origin, but is {entry!r}")
+        if entry["origin"] != "derived":
+            settings[name] = entry["value"]
+    return settings

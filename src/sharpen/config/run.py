@@ -12,16 +12,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from sharpen.config.cluster import ClusterConfig
 from sharpen.config.doors import PartName
-from sharpen.config.former import DEFAULT_PROJECT
-from sharpen.config.gateway import GatewayConfig
-from sharpen.config.journal import JournalConfig
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
 from sharpen.config.secrets import hide_in_value
-from sharpen.config.sync import SyncConfig
+from sharpen.config.sections import ClusterConfig, GatewayConfig, JournalConfig, SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
 
+DEFAULT_PROJECT = "Sharpen"
+"""The project of runs that name none."""
 ENGINES = ("auto", "embedded", "vllm")
 """Our own engines, and the choice between them."""
 HELD_OUT = "held-out"

@@ -19,12 +19,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.contracts import Engine
 from sharpen.errors import ConfigError, EngineLostError, ImageError
 from sharpen.gateway.answers import Delta, Head, Writer
 from sharpen.gateway.body import MAX_ITEMS, decode
-from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
 from sharpen.gateway.constraints import constraint_of
 from sharpen.gateway.context import Context
@@ -34,7 +33,7 @@ from sharpen.gateway.history import History, Prompt
 from sharpen.gateway.images import MARKS, Album, ImageReader, with_references
 from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.memory import Memory
-from sharpen.gateway.meter import Tally
+from sharpen.gateway.meter import BusyClock, Tally
 from sharpen.gateway.model import ChatModel
 from sharpen.gateway.protocols import messages as messages_api
 from sharpen.gateway.protocols.chat import check_message

@@ -16,7 +16,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sharpen.agent.sandbox.local import files_at_first
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 
 HEAD_TIMEOUT_S = 60.0
 """How long a request's headers may take to arrive, from the connection or their first byte on."""

@@ -17,7 +17,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.errors import ConfigError
 from sharpen.gateway.http_protocol import HttpProtocol, raise_file_limit
 from sharpen.gateway.web_pages import without_web_pages

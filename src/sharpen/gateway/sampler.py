@@ -15,11 +15,11 @@ import numpy as np
 from sharpen.contracts import Engine, GenerateRequest, Generation
 from sharpen.errors import CallError, ConstraintError, ContextOverflowError, EngineError, SamplingError
 from sharpen.gateway.answers import Choice, assistant_message
-from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.constraints import invalid_schema
 from sharpen.gateway.formats.format import ParsedText, ReasoningFormat, parse_text
 from sharpen.gateway.formats.table import Formats
 from sharpen.gateway.history import Prompt
+from sharpen.gateway.meter import BusyClock
 from sharpen.gateway.reader import AnswerReader, Give
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, CallRequest, PromptTooLongError, render_message

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.gateway.caller import Caller, WhoCalls
 from sharpen.gateway.connections import Connections
 from sharpen.gateway.exchange import RawRequest, Reply, Start, raw_request

@@ -16,7 +16,7 @@ from ipaddress import ip_address
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.gateway.replies import error_reply, send_whole
 from sharpen.gateway.requests import ApiError, short_repr
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sharpen.config.run import RunConfig
-from sharpen.config.sync import SyncStyle
+from sharpen.config.sections import SyncStyle
 from sharpen.errors import ConfigError
 
 _UNBOUNDED = 1_000_000

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharpen.errors import ImageError, ModelError
-from sharpen.models.configuration import reason_of
+from sharpen.models.configuration import load_tokenizer, reason_of
 from sharpen.models.pieces import Piece, pieces_of
 from sharpen.models.table import missing_images
-from sharpen.models.tokenizer import load_tokenizer
 from sharpen.types import IntArray, Picture, PictureSpan
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharpen.agent.rollout.user_loop import owner
-from sharpen.config.gateway import GatewayConfig
 from sharpen.config.public import TunerModelConfig
 from sharpen.config.run import RunConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.config.trainer import LoraConfig
 from sharpen.contracts import EngineSettings
 from sharpen.engine.routing import Replicas
@@ -48,7 +48,7 @@ def _load_own(
     type: EngineType, config: RunConfig, folder: Path, thread: ServingThread, *, alone: bool
 ) -> tuple[Any, Engine]:
     """Start somebody's own engine; return (tokenizer, engine). Raises what starting it raises."""
-    from sharpen.models.tokenizer import load_tokenizer
+    from sharpen.models.configuration import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
     settings = EngineSettings(
@@ -75,7 +75,7 @@ def load_vllm(
 ) -> tuple[Any, Engine]:
     """Load the model in `folder` into vLLM; return (tokenizer, engine). With `lora` the engine loads unmerged adapters.
     Raises `ModelError` if vLLM cannot serve the model."""
-    from sharpen.models.tokenizer import load_tokenizer
+    from sharpen.models.configuration import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
     return tokenizer, thread.call(_start_replicas(model, config, folder, tokenizer.decode, lora))
@@ -157,7 +157,7 @@ def load_engine(
     """Load the model in `folder`; return (tokenizer, embedded engine). `alone` as in `load_policy`; with `adapters` the
     engine serves them beside the model's own weights. Raises `ModelError` if the engine cannot serve the model."""
     from sharpen.engine.embedded.engine import EmbeddedEngine
-    from sharpen.models.tokenizer import load_tokenizer
+    from sharpen.models.configuration import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
     engine = EmbeddedEngine.from_pretrained(

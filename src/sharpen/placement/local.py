@@ -13,8 +13,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from sharpen.agent.agentscope.console import silent_agents
-from sharpen.agent.rollout.exits import no_silent_exit
-from sharpen.agent.rollout.in_process import Opener
+from sharpen.agent.rollout.in_process import Opener, no_silent_exit
 from sharpen.agent.rollout.runner import RolloutRunner
 from sharpen.learning.recipe import Job, Recipe, RolloutRecipe, RowRecipe
 from sharpen.models.files import quiet_transformers

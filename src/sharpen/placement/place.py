@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from sharpen.agent.rollout.in_process import Opener
+from sharpen.agent.rollout.retries import Ending
 from sharpen.agent.rollout.runner import RolloutRunner
 from sharpen.contracts import Engine
 from sharpen.placement.auxiliary.models import AuxiliaryMeters
-from sharpen.types import Experience, IntArray, Mode
+from sharpen.types import Experience, IntArray, Mode, Outcome
 
 if TYPE_CHECKING:
     import torch
@@ -57,3 +58,22 @@ class Serving(Place, Protocol):
     def generating_s(self) -> float:
         """Return the seconds so far in which the engine had a request. Of several engines the busiest counts, in each
         span between two calls."""
+
+
+# How an attempt ended whose process was lost.
+#
+# In: what is known of the process. Out: `Ending`. Used for processes of this machine and for workers of Ray.
+
+HARD_GRACE_S = 10.0
+"""How long after its time limit an attempt may still hold its process."""
+
+
+def held_ending(timeout_s: float) -> Ending:
+    """Return the ending of an attempt that held its process until that was killed."""
+    text = f"held its process past the time limit of {timeout_s:g} s and could not be interrupted: killed"
+    return Ending(outcome=Outcome.BLOCKED_LOOP, error=text)
+
+
+def died_ending(reason: str, words: str | None = None) -> Ending:
+    """Return the ending of an attempt whose process died. `words` are the last that it wrote to standard error."""
+    return Ending(outcome=Outcome.WORKFLOW_ERROR, error=f"its process {reason}", traceback=words or None)

@@ -50,7 +50,7 @@ def probe_at_start(config: RunConfig, serving: Probed, tasks: Sequence[Task]) ->
     compute in float32. Raises `EngineError` as the engine does."""
     if not may_round(config):
         return ()
-    from sharpen.models.tokenizer import load_tokenizer
+    from sharpen.models.configuration import load_tokenizer
 
     room = config.model.max_model_len - NUM_TOKENS
     renderer = Renderer(load_tokenizer(serving.folder))

@@ -25,6 +25,6 @@ def start_training(config: RunConfig) -> Place | None:
     available."""
     if not config.uses_ray:
         return None
-    from sharpen.placement.cluster.training import RayTraining
+    from sharpen.placement.cluster.placement import RayTraining
 
     return RayTraining(config)

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from sharpen.agent.rollout.user_loop import owner
 from sharpen.agent.tasks.data import RunData
-from sharpen.agent.tasks.order import Order
-from sharpen.agent.tasks.selection import make_order
-from sharpen.config.doubtful import doubtful
+from sharpen.agent.tasks.order import Order, make_order
 from sharpen.config.load import ResolvedConfig, shown_settings
+from sharpen.config.problems import doubtful
 from sharpen.config.run import RunConfig
 from sharpen.contracts import MonitoredRun
 from sharpen.errors import ConfigError, JournalError
@@ -35,14 +34,13 @@ from sharpen.placement.start import start_serving, start_training
 from sharpen.placement.trainers import AnyTrainer, make_trainer
 from sharpen.run.data import read_expert_only, read_tasks
 from sharpen.run.decide import decide
+from sharpen.run.evaluation import Transcripts
 from sharpen.run.expert import ExpertRows, make_expert_rows
 from sharpen.run.forecast import before_run
-from sharpen.run.former_formats import with_former_formats
 from sharpen.run.identity import rows_identity
 from sharpen.run.progress import Progress
 from sharpen.run.receiver import Inbox, open_inbox
 from sharpen.run.stall import StallWatch
-from sharpen.run.transcripts import Transcripts
 from sharpen.show.monitor.display import Display
 from sharpen.show.monitor.metrics import Monitor, open_monitor
 from sharpen.show.monitor.stream import lasting_output
@@ -110,7 +108,6 @@ def open_loop(
             f"{config_path}: mode is 'bench', which evaluates and does not train: use `sharpen eval --config "
             f"{config_path}`, or mode both"
         )
-    resolved = with_former_formats(resolved)
     job = decide(resolved.config, workflow, judge)
     data = _read_data(job)
     with contextlib.ExitStack() as stack:
@@ -237,7 +234,7 @@ def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
     """Build the loop of a new run, or of one that continues from its checkpoint."""
     from sharpen.learning.experience.journal import Journal
     from sharpen.models.files import quiet_transformers
-    from sharpen.run.exam import Exam
+    from sharpen.run.evaluation import Exam
     from sharpen.run.loop import Loop
 
     quiet_transformers()
@@ -373,7 +370,7 @@ def _restore(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: E
 
 def _connect_weights(site: Site, serving: Serving | None, trainer: AnyTrainer, step: int) -> None:
     """Choose how the trainer's weights reach the engine, and serve the weights of a continued run."""
-    from sharpen.placement.shared_weights import publish_unmerged_adapters, share_weights
+    from sharpen.placement.trainers import publish_unmerged_adapters, share_weights
 
     recipe = site.job.recipe
     if serving is not None:
@@ -479,8 +476,8 @@ def _rows(site: Site, recipe: RowRecipe, serving: Serving | None, trainer: AnyTr
 
 def _held_out(site: Site, recipe: RowRecipe, tutor: Tutor, trainer: AnyTrainer, journal: Journal) -> HeldOut | None:
     """Return the held-out rows whose loss is measured, after adding them to the journal."""
+    from sharpen.learning.supervised.batches import HELD_OUT, held_out_row
     from sharpen.learning.supervised.held_out import HeldOut
-    from sharpen.learning.supervised.taught import HELD_OUT, held_out_row
 
     if not site.data.rows:
         return None

@@ -13,12 +13,12 @@ from typing import Any
 from sharpen.agent.agentscope.model import imported_line
 from sharpen.agent.operators.pipeline import ON_ROLLOUTS, ON_TASKS, Pipeline
 from sharpen.agent.rollout.signature import judge_arguments, workflow_arguments
-from sharpen.config.cluster import ClusterConfig
 from sharpen.config.functions import import_function
 from sharpen.config.problems import Problems
 from sharpen.config.public import MONITORS, DatasetConfig, TunerModelConfig
 from sharpen.config.rows import check_path
 from sharpen.config.run import RunConfig
+from sharpen.config.sections import ClusterConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.learning.recipe import (
@@ -32,8 +32,7 @@ from sharpen.learning.recipe import (
     check_settings,
     recipe_of,
 )
-from sharpen.learning.trainer.lora_settings import check_lora
-from sharpen.learning.trainer.optimizer_settings import check_optimizer
+from sharpen.learning.trainer.settings import check_lora, check_optimizer
 from sharpen.models.files import check_model_path, model_folder
 from sharpen.placement.auxiliary.settings import check_auxiliary_models, fetch_auxiliary_models
 from sharpen.placement.engine_choice import check_gpu, check_heads, check_towers, own_engine, this_machine, vllm_choice

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from sharpen.config.former import former_run
 from sharpen.config.load import ResolvedConfig, write_config, write_given, write_resolved
 from sharpen.config.resuming import ANOTHER_NAME
 from sharpen.config.run import RunConfig
@@ -131,12 +130,10 @@ def open_run_directory(
 
 
 def _directory(config: RunConfig, fresh: str) -> Path:
-    """Return the named directory, created if missing, or an existing one under the default project's former name. A run
-    without a name gets `fresh`, with a number appended if that exists."""
+    """Return the named directory, created if missing. A run without a name gets `fresh`, with a number appended if that
+    exists."""
     parent = (Path(config.checkpoint_root_dir) / config.project).absolute()
     if config.name is not None:
-        if former := former_run(parent.parent, config.project, config.name):
-            return former
         (parent / config.name).mkdir(parents=True, exist_ok=True)
         return parent / config.name
     parent.mkdir(parents=True, exist_ok=True)

@@ -29,6 +29,7 @@ from sharpen.errors import ConfigError, RolloutError
 from sharpen.files import check_writable, write_whole
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.records import EVALUATIONS
+from sharpen.learning.supervised.held_out import HeldOut
 from sharpen.placement.attempts import attempt_runner
 from sharpen.placement.auxiliary.models import AuxiliaryModels
 from sharpen.placement.auxiliary.remote import RemoteModel
@@ -37,16 +38,92 @@ from sharpen.placement.serving import ServingThread
 from sharpen.placement.sessions import opener, own_arguments
 from sharpen.placement.start import start_serving
 from sharpen.run.decide import decide_evaluation, fit_to_machine
+from sharpen.run.progress import Measurement
 from sharpen.show.monitor.display import Display
 from sharpen.show.monitor.figures import with_interval
+from sharpen.show.monitor.metrics import Monitor
 from sharpen.show.monitor.statistics import (
     Evaluation,
     accuracy,
+    accuracy_metrics,
     distinct_rewards,
     distinct_values,
     evaluation_to_json,
 )
 from sharpen.types import Group, Mode, Outcome, Rollout, Task
+
+# The evaluation of a model before, during and after a run: on the agent's tasks and on held-out rows.
+#
+# In: the evaluator and the held-out rows, where the run has them. Out: a `Measurement`, logged.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exam:
+    """`evaluator` runs the agent, `held_out` measures the loss; None where the run has no such tasks or rows. `serve`
+    makes the engine serve the trainer's weights."""
+
+    evaluator: Evaluator | None
+    held_out: HeldOut | None
+    serve: Callable[[], None]
+    monitor: Monitor
+    display: Display
+
+    @property
+    def exists(self) -> bool:
+        """Whether the run has anything to evaluate on."""
+        return self.evaluator is not None or self.held_out is not None
+
+    def take(self, name: str, *, step: int, version: int, with_further: bool) -> Measurement:
+        """Evaluate the weights of policy `version`, reached at `step`, and log the results."""
+        rewards, numbers, rows = None, None, None
+        if self.held_out is not None:
+            measured = self.held_out.measure()
+            numbers, rows = measured.numbers(), measured.by_row
+            self.monitor.log(step, {f"eval/{key}": value for key, value in numbers.items()})
+            self.display.message(f"evaluated {name}: held-out loss {numbers['loss']:.4f} on {numbers['rows']:g} rows")
+        if self.evaluator is not None:
+            self.serve()
+            rewards = self.evaluator.evaluate(version, name=name, with_further=with_further)
+            self.monitor.log(step, accuracy_metrics(rewards))
+        return Measurement(rewards=rewards, loss=numbers, rows=rows)
+
+
+# The rollouts of evaluations and of the check before training, kept in a journal of their own: none of them trains.
+#
+# In: groups. Out: `evaluations.db`, created with the first group.
+
+
+class Transcripts:
+    """The journal of rollouts that never train, at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._journal: Journal | None = None
+
+    def add(self, group: Group) -> None:
+        """Add a group. Raises `JournalError` if an earlier one could not be written."""
+        if self._journal is None:
+            self._journal = Journal(self._path)
+        self._journal.add(group)
+
+    def trim(self, until: int) -> None:
+        """Drop the text of the evaluations before steps up to `until`, also of earlier sessions. Those before and after
+        the training, which are compared, keep theirs. Raises as `add`."""
+        if self._journal is None and self._path.exists():
+            self._journal = Journal(self._path)
+        if self._journal is not None:
+            self._journal.trim(until)
+
+    def flush(self) -> None:
+        """Wait until all groups so far are on disk. Raises as `add`."""
+        if self._journal is not None:
+            self._journal.flush()
+
+    def close(self) -> None:
+        """Write the remaining groups and close the journal."""
+        if self._journal is not None:
+            self._journal.close()
+
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the evaluation, the rollouts done and their total."""

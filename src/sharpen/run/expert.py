@@ -18,11 +18,10 @@ from sharpen.learning.algorithm.presets import Algorithm
 from sharpen.learning.algorithm.supervised import SUPERVISED, SupervisedAlgorithm
 from sharpen.learning.experience.draw import Batch
 from sharpen.learning.experience.records import EXPERT, TaughtRow
-from sharpen.learning.supervised.batches import split, weighted
+from sharpen.learning.supervised.batches import split, taught_row, weighted
 from sharpen.learning.supervised.checks import check_step
 from sharpen.learning.supervised.data import load_rows, make_tutor
 from sharpen.learning.supervised.lessons import Tutor
-from sharpen.learning.supervised.taught import taught_row
 from sharpen.types import Check, Task
 
 SFT = SUPERVISED["sft"]

@@ -18,8 +18,7 @@ from typing import Any
 from sharpen.agent.rollout.refill import StepRollouts, num_sampled_tokens
 from sharpen.agent.rollout.statistics import summarize
 from sharpen.agent.rollout.user_loop import owner
-from sharpen.agent.tasks.order import Order
-from sharpen.agent.tasks.selection import make_order
+from sharpen.agent.tasks.order import Order, make_order
 from sharpen.config.load import ResolvedConfig, write_config, write_resolved
 from sharpen.config.run import RunConfig
 from sharpen.interrupts import stop_signals
@@ -36,7 +35,6 @@ from sharpen.placement.start import start_serving
 from sharpen.run.data import read_tasks
 from sharpen.run.decide import decide_rollouts
 from sharpen.run.explorer import Explorer
-from sharpen.run.former_formats import with_former_formats
 from sharpen.run.identity import rows_identity
 from sharpen.run.lock import locked
 from sharpen.run.receiver import wait_for
@@ -62,7 +60,6 @@ def explore(
     config_path: Path | None = None,
 ) -> Exploration:
     """Roll out all batches of the run that are not in its exchange yet. Raises what `tune()` raises."""
-    resolved = with_former_formats(resolved, EXPLORER)
     config = resolved.config
     job = decide_rollouts(config, workflow, judge)
     data = read_tasks(job.recipe)

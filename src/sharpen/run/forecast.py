@@ -33,9 +33,8 @@ _GIB = 2**30
 def before_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
     """Write the plan of a run that is about to start. Yield warnings about memory, and the seconds of a step if an
     earlier run measured them. Raises `ConfigError` if memory is certain to be short."""
-    from sharpen.run.plan.predict import plan
+    from sharpen.run.plan.predict import last_step_time, plan
     from sharpen.run.plan.record import write_plan
-    from sharpen.run.plan.timing import last_step_time
     from sharpen.run.plan.workload import expected
 
     config = job.config

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ ROWS = 1000
 """The number of rows in a digest, with the first and the last; a smaller dataset is covered whole."""
 _WITH_IMAGES = 100
 """The number of used rows that are compared with a run's records, if they have images: to read one decodes them."""
-_ADDRESS = re.compile(r'"<[^"<>]+ at 0x[0-9a-fA-F]+>"')
-"""What an earlier version recorded of a value that JSON cannot hold: another text whenever the row is read."""
 
 
 def rows_identity(rows: Sequence[Task]) -> Identity:
@@ -39,15 +36,15 @@ def rows_identity(rows: Sequence[Task]) -> Identity:
 
 def used_rows_unchanged(journal: Path, rows: Sequence[Task]) -> bool:
     """Whether every row that a run has used, by its journal, is still there and unchanged. Other rows may differ: one
-    that could not be read may have been repaired. False if the run has used none, or if its records do not tell."""
+    that could not be read may have been repaired. False if the run has used none."""
     used = _used_rows(journal)
-    return bool(used) and not any(map(_is_unknown, used.values())) and _changed(used, rows) == []
+    return bool(used) and _changed(used, rows) == []
 
 
 def changed_rows(journal: Path, rows: Sequence[Task]) -> list[str]:
     """Return the ids of the rows that a run has used, by its journal, and that are not there any more as they were. Of
     rows with images 100 are compared, evenly spaced."""
-    used = {id_: known for id_, known in _used_rows(journal).items() if not _is_unknown(known)}
+    used = _used_rows(journal)
     first = _rows_of(rows, list(used)[:1])
     if len(used) > _WITH_IMAGES and any(_has_images(task.row) for task in first.values()):
         ids = list(used)
@@ -65,16 +62,12 @@ def _used_rows(journal: Path) -> dict[str, str | bytes]:
     return used or {row.row_id: row.row_digest for step, some in read_taught(journal).items() if step for row in some}
 
 
-def _is_unknown(known: str | bytes) -> bool:
-    return isinstance(known, str) and _ADDRESS.search(known) is not None
-
-
 def _has_images(row: Mapping[str, Any]) -> bool:
     return any(is_image(item) for value in row.values() for item in (value if isinstance(value, list) else [value]))
 
 
 def _changed(used: Mapping[str, str | bytes], rows: Sequence[Task]) -> list[str]:
-    from sharpen.learning.supervised.taught import row_digest  # supervised runs are opened through here
+    from sharpen.learning.supervised.batches import row_digest  # supervised runs are opened through here
 
     now = _rows_of(rows, used)
     return [

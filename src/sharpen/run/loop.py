@@ -30,12 +30,11 @@ from sharpen.interrupts import deferred_interrupt
 from sharpen.learning.experience.journal import Journal
 from sharpen.placement.place import Serving
 from sharpen.placement.trainers import AnyTrainer
-from sharpen.run.exam import Exam
+from sharpen.run.evaluation import Exam, Transcripts
 from sharpen.run.progress import Measurement, Progress
 from sharpen.run.repeats import Repeats
 from sharpen.run.source import Source, StepOutcome
 from sharpen.run.steps import Checkpoints, StepPosition, TimeLimit
-from sharpen.run.transcripts import Transcripts
 from sharpen.show.monitor import spent
 from sharpen.show.monitor.display import Display, StepReport
 from sharpen.show.monitor.metrics import Monitor

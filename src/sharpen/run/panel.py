@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from sharpen.config.former import former_run
 from sharpen.config.load import ResolvedConfig
 from sharpen.config.public import DatasetConfig
 from sharpen.show.monitor.display import Display
@@ -58,7 +57,7 @@ def run_directory(resolved: ResolvedConfig) -> Path:
     parent = (Path(config.checkpoint_root_dir) / config.project).absolute()
     if config.name is None:
         return parent / resolved.fresh_name
-    return former_run(parent.parent, config.project, config.name) or parent / config.name
+    return parent / config.name
 
 
 def _dataset(dataset: DatasetConfig) -> str:

@@ -1,6 +1,6 @@
 """How far a run is: everything that a resumed run needs to know, with the results of the evaluations.
 
-In: the loop's counts. Out: JSON in every checkpoint, which is read back also in the forms of earlier versions.
+In: the loop's counts. Out: JSON in every checkpoint, which is read back.
 """
 
 from __future__ import annotations
@@ -40,12 +40,9 @@ class Measurement:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any] | None) -> Measurement | None:
-        """Read the JSON; None stays None. Earlier runs with rollouts stored the rewards alone, without the other
-        fields."""
+        """Read the JSON; None stays None."""
         if content is None:
             return None
-        if "greedy" in content:
-            content = {"rewards": content}
         rewards = content.get("rewards")
         return cls(
             rewards=None if rewards is None else evaluation_from_json(rewards),
@@ -89,25 +86,8 @@ class Progress:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Progress:
-        """Read the JSON, also of earlier checkpoints, which stored other fields about the best one."""
-        if content.get("kind") == "supervised":
-            content = _merge_supervised(content)
+        """Read the JSON."""
         fields = {name: value for name, value in content.items() if name in cls.__slots__}
         for name in _MEASURED:
             fields[name] = Measurement.from_json(fields.get(name))
         return cls(**fields)
-
-
-def _merge_supervised(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the separate fields in which earlier versions stored the evaluations of a run without rollouts."""
-
-    def merge(rewards: str, loss: str, rows: str) -> dict[str, Any] | None:
-        found = {"rewards": content.get(rewards), "loss": content.get(loss), "rows": content.get(rows)}
-        return found if any(value is not None for value in found.values()) else None
-
-    return {
-        **content,
-        "before": merge("before", "loss_before", "rows_before"),
-        "after": merge("after", "loss_after", "rows_after"),
-        "best": merge("found_at_best", "", "rows_at_best"),
-    }

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sharpen.agent.rollout.answers import best_and_worst, rows_of
 from sharpen.agent.rollout.refill import StepRollouts, num_sampled_tokens
 from sharpen.agent.rollout.statistics import USER_PREFIXES, check_excluded, summarize
+from sharpen.agent.transcript import best_and_worst, rows_of
 from sharpen.evidence.certificate.audit import audit
 from sharpen.evidence.certificate.delivery import delivery
 from sharpen.evidence.certificate.draws import Draws, sums_of

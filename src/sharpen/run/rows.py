@@ -12,10 +12,9 @@ from sharpen.agent.tasks.order import Order, distinct
 from sharpen.errors import DatasetError
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.recipe import RowRecipe
-from sharpen.learning.supervised.batches import split, weighted
+from sharpen.learning.supervised.batches import split, taught_row, weighted
 from sharpen.learning.supervised.checks import check_step
 from sharpen.learning.supervised.lessons import Lesson, Tutor
-from sharpen.learning.supervised.taught import taught_row
 from sharpen.learning.trainer.work import Minibatch
 from sharpen.placement.trainers import AnyTrainer
 from sharpen.run.progress import Progress

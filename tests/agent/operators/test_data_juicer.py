@@ -12,7 +12,7 @@ import pytest
 from data_juicer_stand_in import write_stand_in
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.agent.operators.data_juicer import recipe
+from sharpen.agent.operators.data_juicer import rows as data_juicer
 from sharpen.agent.operators.pipeline import ON_ROLLOUTS, ON_TASKS, Pipeline
 from sharpen.config.run import OperatorConfig
 from sharpen.errors import ConfigError, OperatorError
@@ -32,7 +32,7 @@ def package(tmp_path: Path) -> Iterator[None]:
     sys.path.remove(str(tmp_path))
     for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
         del sys.modules[name]
-    recipe._load.cache_clear()
+    data_juicer._load.cache_clear()
 
 
 def pipeline(known: Any, *operators: Any, **args: Any) -> Pipeline:

@@ -10,7 +10,7 @@ import pytest
 from scripted_serving import MakeRunner, make_task
 
 from sharpen import JudgeOutput, WorkflowOutput
-from sharpen.agent.rollout.hints import hint, hint_of_model
+from sharpen.agent.rollout.places import hint, hint_of_model
 from sharpen.errors import ConfigError
 from sharpen.types import Outcome, Rollout
 

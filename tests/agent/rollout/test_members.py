@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from scripted_serving import FakeServing, MakeRunner, make_call, make_task
 
-from sharpen.agent.rollout.ending import Ending
 from sharpen.agent.rollout.in_process import Attempt
-from sharpen.agent.rollout.members import divide
+from sharpen.agent.rollout.retries import Ending
+from sharpen.agent.rollout.runner import divide
 from sharpen.types import Call, CallStatus, Outcome, Rollout
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from scripted_serving import MakeRunner, make_task
 
-from sharpen.agent.rollout.exits import no_silent_exit
+from sharpen.agent.rollout.in_process import no_silent_exit
 from sharpen.agent.rollout.user_loop import owner
 from sharpen.show.monitor.stream import MAX_WRITTEN, lasting_output
 from sharpen.types import Outcome

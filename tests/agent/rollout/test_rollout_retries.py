@@ -16,7 +16,7 @@ import pytest
 from scripted_serving import FakeServing, MakeRunner, make_call, make_task
 
 from sharpen import UnusableAnswerError
-from sharpen.agent.rollout.model_exceptions import KNOWN
+from sharpen.agent.rollout.places import KNOWN
 from sharpen.agent.rollout.retries import replacements
 from sharpen.agent.rollout.statistics import check_excluded, summarize
 from sharpen.config.functions import import_function

@@ -2,7 +2,7 @@
 
 from experience_builders import make_call, make_group, make_rollout, two_turns
 
-from sharpen.agent.rollout.answers import CONVERSATION, rows_of
+from sharpen.agent.transcript import CONVERSATION, rows_of
 from sharpen.types import Outcome
 
 

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharpen.agent.tasks.difficulty import DifficultyOrder
-from sharpen.agent.tasks.order import TaskOrder
-from sharpen.agent.tasks.selection import easy_to_hard, make_order
+from sharpen.agent.tasks.order import DifficultyOrder, TaskOrder, easy_to_hard, make_order
 from sharpen.config.run import SamplingConfig
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.types import Task

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sharpen.beyond.trials.usage import Usage, counted, is_countable
+from sharpen.beyond.trials.models import Usage, counted, is_countable
 
 
 @dataclass

@@ -6,9 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from sharpen.beyond.several.runs import Trained, trainer
-from sharpen.beyond.several.spread import spread
-from sharpen.beyond.several.sweep import Range, parse_range, sweep
+from sharpen.beyond.several import Trained, spread, trainer
+from sharpen.beyond.sweep import Range, parse_range, sweep
 from sharpen.cli.main import build_parser, main
 from sharpen.cli.seeds import run_seeds
 from sharpen.cli.sweep import run_sweep

@@ -15,8 +15,8 @@ from sharpen.config.run import SupervisedConfig
 from sharpen.evidence.certificate.certify import certify
 from sharpen.evidence.certificate.retrain import retrain
 from sharpen.gateway.render import Renderer
+from sharpen.learning.supervised.batches import row_digest, taught_row
 from sharpen.learning.supervised.lessons import Tutor
-from sharpen.learning.supervised.taught import row_digest, taught_row
 from sharpen.learning.trainer.checksums import write_checksums
 from sharpen.types import Task
 

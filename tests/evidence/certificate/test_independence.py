@@ -11,7 +11,7 @@ ROOT = Path(sharpen.__file__).parent
 CHECKED = (
     "sharpen.learning.experience.draw",
     "sharpen.learning.experience.merge",
-    "sharpen.learning.experience.scores",
+    "sharpen.learning.experience.draw",
     "sharpen.learning.experience.replay",
     "sharpen.learning.algorithm.advantages",
     "sharpen.learning.algorithm.aggregation",

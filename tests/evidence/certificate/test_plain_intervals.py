@@ -6,8 +6,7 @@ import random
 import pytest
 
 from sharpen.evidence.certificate import plain_intervals
-from sharpen.show.monitor.intervals import student_quantile
-from sharpen.show.monitor.statistics import accuracy, paired_difference
+from sharpen.show.monitor.statistics import accuracy, paired_difference, student_quantile
 
 KINDS = {
     "binary": lambda rng: float(rng.random() < 0.6),

@@ -2,7 +2,7 @@
 
 from experience_builders import make_call
 
-from sharpen.cli.conversations import conversations, relation
+from sharpen.cli.page import conversations, relation
 
 SYSTEM = {"role": "system", "content": "You mend files."}
 QUESTION = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from experience_builders import make_call, make_group, make_rollout
 
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.errors import ImageError, JournalError
 from sharpen.evidence.certificate.images import MAX_BYTES, ImageFiles
 from sharpen.learning import experience

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from sharpen.learning.algorithm.presets import PRESETS, Algorithm
 from sharpen.learning.algorithm.returns import discounted_returns
 from sharpen.learning.algorithm.shaping import Shaping
-from sharpen.learning.experience.draw import left_out, make_batch, score
+from sharpen.learning.experience.draw import left_out, make_batch, score, scores_of, shown, state_of
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.reading import read_groups
-from sharpen.learning.experience.scores import scores_of, shown, state_of
 from sharpen.types import Call, CallStatus, Group, Rollout, Sampling
 
 GRPO, GIGPO, PPO = PRESETS["grpo"], PRESETS["gigpo"], PRESETS["ppo"]

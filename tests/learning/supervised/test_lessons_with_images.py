@@ -11,9 +11,8 @@ from transformers import AutoConfig
 from sharpen.errors import DatasetError
 from sharpen.gateway.images import Album
 from sharpen.learning.algorithm.supervised import SUPERVISED
-from sharpen.learning.supervised.batches import weighted
+from sharpen.learning.supervised.batches import taught_row, weighted
 from sharpen.learning.supervised.checks import check_step
-from sharpen.learning.supervised.taught import taught_row
 from sharpen.models.images import eyes_of
 
 ONE, TWO = draw(1, 40, 24), draw(2, 40, 24)

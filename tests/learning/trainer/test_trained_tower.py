@@ -20,9 +20,9 @@ from sharpen.errors import ConfigError, ModelError
 from sharpen.evidence.certificate.certify import certify
 from sharpen.learning.experience.reading import read_steps
 from sharpen.learning.trainer.lora import load_trained
-from sharpen.learning.trainer.lora_settings import check_lora
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import pack
+from sharpen.learning.trainer.settings import check_lora
 from sharpen.models.images import eyes_of
 from sharpen.models.modules import own_parameters, tower_modules
 from sharpen.types import Sampling

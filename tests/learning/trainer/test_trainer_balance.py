@@ -14,10 +14,10 @@ from sharpen.config.trainer import LoraConfig, TrainerConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.resolve import resolve
 from sharpen.learning.algorithm.supervised import SUPERVISED
-from sharpen.learning.trainer.balance import BalanceLoss
-from sharpen.learning.trainer.lora_settings import check_lora
+from sharpen.learning.trainer.loss import BalanceLoss
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import pack
+from sharpen.learning.trainer.settings import check_lora
 from sharpen.learning.trainer.team import Team
 from sharpen.learning.trainer.trainer import Trainer
 from sharpen.learning.trainer.work import Part

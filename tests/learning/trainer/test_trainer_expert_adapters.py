@@ -21,7 +21,7 @@ from sharpen.learning.trainer.packing import pack
 from sharpen.models.experts import experts_of
 from sharpen.models.routing import Routing
 from sharpen.models.table import family_of
-from sharpen.placement.shared_weights import publish_unmerged_adapters
+from sharpen.placement.trainers import publish_unmerged_adapters
 
 LORA = LoraConfig(rank=2, alpha=4, experts=True)
 

@@ -22,11 +22,11 @@ from sharpen.errors import CheckpointError, ConfigError
 from sharpen.learning.algorithm.resolve import resolve
 from sharpen.learning.trainer import checkpoint
 from sharpen.learning.trainer.lora import AdaptedModel, WithoutAdapters, adapters_line, load_reference, load_trained
-from sharpen.learning.trainer.lora_settings import check_lora
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import pack
 from sharpen.learning.trainer.parity import Tolerance
 from sharpen.learning.trainer.roles import TrainerPlan
+from sharpen.learning.trainer.settings import check_lora
 from sharpen.learning.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import torch
 from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.trainer.optimizer import Optimizer
-from sharpen.learning.trainer.optimizer_settings import check_optimizer
+from sharpen.learning.trainer.settings import check_optimizer
 from sharpen.learning.trainer.step_start import StepStart
 
 KINDS = ("adamw", "adamw_8bit", "paged_adamw_8bit", "muon")

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from plan_toys import case_of, gpu, model_config, run_config, write_config
 
 from sharpen.run.plan.case import Case
-from sharpen.run.plan.fit import CHANGES, Settings, suggest
 from sharpen.run.plan.memory import places
-from sharpen.run.plan.predict import plan
+from sharpen.run.plan.predict import CHANGES, Settings, plan, suggest
 
 SETTINGS: dict[str, Any] = {
     "model.max_model_len": 512,

@@ -15,9 +15,8 @@ from sharpen.engine.embedded.states import StatePool
 from sharpen.learning.trainer.lora import AdaptedModel
 from sharpen.models.recurrent import example_state, mixers_of
 from sharpen.run.plan.case import Case
-from sharpen.run.plan.engine import engine_need, slot_length
 from sharpen.run.plan.live import Pass, _peaks, pass_bytes
-from sharpen.run.plan.memory import engine_items, places, tree_states
+from sharpen.run.plan.memory import engine_items, engine_need, places, slot_length, tree_states
 from sharpen.run.plan.sizes import sizes_of
 
 

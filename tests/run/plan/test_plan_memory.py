@@ -8,8 +8,7 @@ import pytest
 from plan_toys import CPU, case_of, gpu, model_config, run_config, write_config
 
 from sharpen.learning.recipe import EngineType
-from sharpen.run.plan.engine import in_flight, slot_length
-from sharpen.run.plan.memory import GAPS, DeviceMemory, Item, offloaded_bytes, places
+from sharpen.run.plan.memory import GAPS, DeviceMemory, Item, in_flight, offloaded_bytes, places, slot_length
 from sharpen.run.plan.predict import Plan, plan
 from sharpen.run.plan.workload import expected
 

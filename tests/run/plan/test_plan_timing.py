@@ -9,7 +9,7 @@ from plan_toys import CPU, gpu, model_config, run_config, write_config
 
 from sharpen.errors import ConfigError
 from sharpen.run.plan.hardware import Hardware, chosen_hardware, gpu_by_name, parse_memory, this_machine
-from sharpen.run.plan.timing import last_step_time, settings_key
+from sharpen.run.plan.predict import last_step_time, settings_key
 from sharpen.run.plan.workload import expected, metrics_of, of_run
 
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 from upstream_like_vllm import Fake
 
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.errors import JournalError
 from sharpen.gateway.listening import AppServer
 from sharpen.learning.experience.journal import Journal

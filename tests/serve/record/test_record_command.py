@@ -17,7 +17,7 @@ from processes import line_of, python
 from upstream_like_vllm import Fake
 
 from sharpen.cli.main import BAD_INPUT, main
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.gateway.listening import AppServer
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.reading import read_groups

@@ -7,7 +7,7 @@ import openai
 import pytest
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
 
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.gateway.caller import nobody
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.listening import AppServer

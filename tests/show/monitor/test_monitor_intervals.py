@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharpen.show.monitor.intervals import agreed, normal_quantile, ratio, sign_flips, student, student_quantile
-from sharpen.show.monitor.statistics import accuracy, paired_difference
+from sharpen.show.monitor.statistics import (
+    accuracy,
+    agreed,
+    normal_quantile,
+    paired_difference,
+    ratio,
+    sign_flips,
+    student,
+    student_quantile,
+)
 
 TENTHS = st.integers(min_value=-10, max_value=10).map(lambda number: number / 10)
 

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharpen.show.monitor.intervals import newcombe, wilson
 from sharpen.show.monitor.statistics import (
     Evaluation,
     accuracy,
     accuracy_metrics,
+    newcombe,
     paired_difference,
+    wilson,
 )
 
 COUNTS = st.integers(min_value=0, max_value=60)

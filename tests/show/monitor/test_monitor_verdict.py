@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.show.monitor.intervals import newcombe
-from sharpen.show.monitor.statistics import Evaluation, loss_difference, paired_difference
+from sharpen.show.monitor.statistics import Evaluation, loss_difference, newcombe, paired_difference
 from sharpen.show.monitor.verdict import Candidates, Checkpoint, is_best, is_best_loss, judge_losses, judge_rewards
 
 

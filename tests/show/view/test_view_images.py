@@ -9,8 +9,7 @@ from PIL import Image
 from sharpen.agent.transcript import content_text
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.reading import read_groups
-from sharpen.serve.record.rollouts import rollout_rows
-from sharpen.serve.record.rows import LeftOut, sft_rows
+from sharpen.serve.record.rows import LeftOut, rollout_rows, sft_rows
 from sharpen.show.view.folders import Folder
 from sharpen.types import Picture, PictureSpan
 

@@ -4,7 +4,7 @@ import pytest
 from addresses import PAGES
 
 from sharpen.show.view.folders import Folder
-from sharpen.show.view.security import HEADERS
+from sharpen.show.view.server import HEADERS
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -13,8 +13,7 @@ import pytest
 from shop_runs import Maker, RunSize, make_run
 
 from sharpen.learning.experience.reading import read_groups
-from sharpen.show.monitor.intervals import student_quantile
-from sharpen.show.monitor.statistics import paired_difference
+from sharpen.show.monitor.statistics import paired_difference, student_quantile
 from sharpen.show.view.data.compare import compare_page
 from sharpen.show.view.data.run import reward_margins, reward_range, run_page
 from sharpen.show.view.data.tasks import step_page, task_page, tasks_page

@@ -14,6 +14,6 @@ An operator on tasks takes the tasks and returns those to train on. Both are nam
 (`sampling.operators`, `sampling.task_operators`), the built-in ones by name, one's own as `package.module:function`.
 """
 
-from sharpen.agent.operators.changes import drop, with_reward
+from sharpen.agent.operators.rollouts import drop, with_reward
 
 __all__ = ["drop", "with_reward"]

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 from sharpen.agent.operators import rollouts, tasks
-from sharpen.agent.operators.changes import checked
 from sharpen.agent.operators.data_juicer.rows import on_rollouts, on_tasks
-from sharpen.agent.operators.priority import priority_order
+from sharpen.agent.operators.rollouts import checked
+from sharpen.agent.operators.tasks import priority_order
 from sharpen.config.functions import import_function
 from sharpen.config.run import OperatorConfig
 from sharpen.errors import ConfigError, DatasetError, OperatorError

@@ -17,14 +17,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from sharpen.agent.rollout.choices import returned_text
-from sharpen.agent.rollout.ending import Ending
-from sharpen.agent.rollout.hints import forgotten_await, hint, hint_of_model
-from sharpen.agent.rollout.model_exceptions import declares_unusable, named_outcome
 from sharpen.agent.rollout.models import AUXILIARY, GATEWAY, RolloutModels
-from sharpen.agent.rollout.places import causes, describe, place_of_error, short_repr, stored_text, traceback_of
-from sharpen.agent.rollout.rewards import as_number, problem_of_reward
+from sharpen.agent.rollout.places import (
+    causes,
+    declares_unusable,
+    describe,
+    forgotten_await,
+    hint,
+    hint_of_model,
+    named_outcome,
+    place_of_error,
+    short_repr,
+    stored_text,
+    traceback_of,
+)
+from sharpen.agent.rollout.retries import Ending
+from sharpen.agent.rollout.rewards import as_number, problem_of_reward, with_team
 from sharpen.agent.rollout.signature import judge_arguments, name_of, workflow_arguments
-from sharpen.agent.rollout.team import with_team
 from sharpen.agent.rollout.user_loop import owner
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.types import MODEL_CAUSED, Outcome, Task

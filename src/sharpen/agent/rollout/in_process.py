@@ -7,18 +7,22 @@ attempts to make, and retries after failures. The room `execution` has another `
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
+import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Never, Protocol
 
 from sharpen.agent.rollout.attempt import UserFunctions
-from sharpen.agent.rollout.ending import Ending
 from sharpen.agent.rollout.models import RolloutModels
 from sharpen.agent.rollout.places import describe, place_of_task, traceback_of
+from sharpen.agent.rollout.retries import Ending
 from sharpen.agent.rollout.user_loop import (
     GRACE_S,
     WATCH_EVERY_S,
@@ -212,3 +216,39 @@ async def _wait_until(run: Run, changed: asyncio.Event, deadline: float) -> bool
     except TimeoutError:
         pass
     return run.future.done()
+
+
+# Keeps user code in the run's own process from ending that process without a word.
+#
+# In: nothing. Out: within the block, `os._exit` raises `SystemExit`, which costs one attempt, like `sys.exit`. A
+# process that was forked ends as ever. Code in C can still end the process: `rollout.isolation: process` is for that.
+
+_leave = os._exit
+_lock = threading.Lock()
+_open: Counter[int] = Counter()
+"""How many blocks are open, by process: two runs of one process may overlap, and end in any order."""
+
+
+@contextlib.contextmanager
+def no_silent_exit() -> Iterator[None]:
+    """Let `os._exit` raise `SystemExit` in this process."""
+    process = os.getpid()
+    with _lock:
+        _open[process] += 1
+        os._exit = _refuse
+    try:
+        yield
+    finally:
+        with _lock:
+            _open[process] -= 1
+            if not _open[process] and os._exit is _refuse:
+                os._exit = _leave
+
+
+def _refuse(status: int) -> Never:
+    if not _open[os.getpid()]:
+        _leave(status)
+    raise SystemExit(
+        f"os._exit({status}) would have ended the whole run, not this attempt alone; code that must end its "
+        "process needs one of its own (rollout.isolation: process)"
+    )

@@ -6,15 +6,151 @@ In: exceptions and stack frames. Out: text like `KeyError: 'x' (agent.py:12 in r
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
+import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from sharpen.config.functions import FILE_MODULE
 from sharpen.config.secrets import hide
+from sharpen.errors import UnusableAnswerError
+from sharpen.types import Outcome
+
+# Recognizes exceptions of user code that the model's answer caused.
+#
+# In: an exception, and the names that the user gave (`rollout.model_exceptions`). Out: the outcome, or None if the
+# exception does not tell. No package is imported: types are compared by name.
+
+KNOWN: Mapping[str, Outcome] = {
+    "agents.MaxTurnsExceeded": Outcome.CALL_LIMIT,
+    "agents.ModelBehaviorError": Outcome.UNUSABLE_ANSWER,
+    "agents.ModelRefusalError": Outcome.UNUSABLE_ANSWER,
+    "dspy.AdapterParseError": Outcome.UNUSABLE_ANSWER,
+    "google.LlmCallsLimitExceededError": Outcome.CALL_LIMIT,
+    "instructor.IncompleteOutputException": Outcome.TOKEN_LIMIT,
+    "instructor.InstructorRetryException": Outcome.UNUSABLE_ANSWER,
+    "instructor.ResponseParsingError": Outcome.UNUSABLE_ANSWER,
+    "langchain.StructuredOutputError": Outcome.UNUSABLE_ANSWER,
+    "langchain_core.OutputParserException": Outcome.UNUSABLE_ANSWER,
+    "langgraph.GraphRecursionError": Outcome.CALL_LIMIT,
+    "llama_index.OutputParserException": Outcome.UNUSABLE_ANSWER,
+    "openai.LengthFinishReasonError": Outcome.TOKEN_LIMIT,
+    "pydantic_ai.IncompleteToolCall": Outcome.TOKEN_LIMIT,
+    "pydantic_ai.OutputTokenLimitExceeded": Outcome.TOKEN_LIMIT,
+    "pydantic_ai.UnexpectedModelBehavior": Outcome.UNUSABLE_ANSWER,
+    "pydantic_ai.UsageLimitExceeded": Outcome.CALL_LIMIT,
+    "smolagents.AgentMaxStepsError": Outcome.CALL_LIMIT,
+    "smolagents.AgentParsingError": Outcome.UNUSABLE_ANSWER,
+    "smolagents.AgentToolCallError": Outcome.UNUSABLE_ANSWER,
+    "strands.MaxTokensReachedException": Outcome.TOKEN_LIMIT,
+    "strands.StructuredOutputException": Outcome.UNUSABLE_ANSWER,
+}
+"""Exceptions that frameworks raise on the model's output, by package and class. Subclasses have the outcome of their
+nearest base."""
+
+
+def declares_unusable(error: BaseException) -> bool:
+    """Whether user code raised `UnusableAnswerError`."""
+    return any(isinstance(cause, UnusableAnswerError) for cause in causes(error, implicit=True))
+
+
+def named_outcome(error: BaseException, names: Sequence[str]) -> Outcome | None:
+    """Return the outcome of the first exception, from the raised one to its causes, whose type is in `KNOWN` or in
+    `names`; None if there is none."""
+    for cause in causes(error, implicit=True):
+        for kind in type(cause).__mro__:
+            if any(_is_named(kind, name) for name in names):
+                return Outcome.UNUSABLE_ANSWER
+            if (outcome := KNOWN.get(_top_name(kind))) is not None:
+                return outcome
+    return None
+
+
+def _is_named(kind: type, name: str) -> bool:
+    """Whether `name` is this type, by the module that defines it, a module that exports it, or package and class."""
+    module, _, attribute = name.rpartition(".")
+    if name in (f"{_module(kind)}.{kind.__qualname__}", _top_name(kind)):
+        return True
+    return vars(sys.modules[module]).get(attribute) is kind if module in sys.modules else False
+
+
+def _top_name(kind: type) -> str:
+    """Return `package.Class`, without the modules in between."""
+    return f"{_module(kind).partition('.')[0]}.{kind.__qualname__}"
+
+
+def _module(kind: type) -> str:
+    """Return a type's module as the user writes it: for a file that we loaded, its stem."""
+    if kind.__module__.startswith(FILE_MODULE):
+        return kind.__module__.removeprefix(FILE_MODULE).rpartition("_")[0]
+    return kind.__module__
+
+
+# What to do about an exception of user code, where its own words do not say it.
+#
+# In: the exception, and the outcome that it led to. Out: a hint in brackets, to stand behind the error; empty if there
+# is nothing to add.
+
+_CLIENTS = frozenset({"openai", "anthropic", "httpx", "httpcore", "aiohttp", "requests", "urllib3"})
+
+
+def hint(error: BaseException, outcome: Outcome) -> str:
+    """Return what to do about an exception of user code."""
+    found = list(causes(error))
+    for cause in found:
+        if isinstance(cause, AttributeError | TypeError):
+            text = str(cause)
+            if "coroutine" in text:
+                return " [an `await` is missing: this is a coroutine, not its result]"
+            if "can't be used in 'await' expression" in text:
+                return " [this is no async call: leave its `await` out, or call it on model.client]"
+    if outcome == Outcome.INFRASTRUCTURE:
+        refused = next((cause for cause in found if _is_a_clients(cause)), None)
+        if refused is not None:
+            return (
+                f" [no server answered{_place(refused)}: an agent that asks the model there needs a client with "
+                "base_url=model.base_url and api_key=model.api_key]"
+            )
+    return ""
+
+
+def hint_of_model(outcome: Outcome) -> str:
+    """Return what to do about a failure that the model caused."""
+    if outcome != Outcome.CONTEXT_OVERFLOW:
+        return ""
+    return " [model.max_model_len is the most tokens of prompt and answer: raise it, or make the prompt shorter]"
+
+
+def forgotten_await(value: Any) -> str:
+    """Return what to say of a value that should have been awaited, which is closed; empty if it is none."""
+    if not inspect.isawaitable(value):
+        return ""
+    if inspect.iscoroutine(value):
+        value.close()
+    return f"an `await` is missing in front of what gave this {type(value).__name__}"
+
+
+def _is_a_clients(error: BaseException) -> bool:
+    """Whether an HTTP client could not connect; not a server that answered with an error."""
+    packages = {kind.__module__.split(".")[0] for kind in type(error).__mro__}
+    if getattr(error, "response", None) is not None:
+        return False
+    return isinstance(error, ConnectionRefusedError) or bool(packages & _CLIENTS)
+
+
+def _place(error: BaseException) -> str:
+    """Return where a client wanted to connect to, as ` at URL`; empty if it does not say."""
+    try:
+        url = str(getattr(error, "request").url)  # noqa: B009 - httpx raises where there is none
+    except Exception:
+        return ""
+    return f" at {hide(url[:200])}"
+
 
 PACKAGE = str(Path(__file__).resolve().parents[2])
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -12,7 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from sharpen.errors import ConfigError
+import numpy as np
+import numpy.typing as npt
+
+from sharpen.errors import ConfigError, DatasetError
+from sharpen.types import Task
 
 Item = TypeVar("Item")
 
@@ -155,3 +159,139 @@ def distinct(ids: Sequence[str]) -> list[str]:
         times[id_] += 1
         numbered.append(id_ if times[id_] == 1 else f"{id_}#{times[id_]}")
     return numbered
+
+
+# An order that prefers tasks whose recent mean reward is near a target.
+#
+# In: number of tasks, seed, batch size, the rewards of drawn tasks. Out: batches of task indices, and a state that can
+# be saved. With the same seed and rewards it always draws the same tasks.
+#
+# Shape suffixes: N tasks.
+
+RATE = 0.5
+"""The weight of a task's newest mean reward in its moving average."""
+
+
+class DifficultySettings(Protocol):
+    """The settings of `sampling` that are read here."""
+
+    @property
+    def difficulty_target(self) -> float: ...
+    @property
+    def difficulty_width(self) -> float: ...
+    @property
+    def difficulty_floor(self) -> float: ...
+
+
+class DifficultyOrder:
+    """Draws tasks at random without replacement, each with a weight.
+
+    A task that was never drawn has weight 1; one with recent mean reward m has `exp(-((m - target) / width)^2 / 2)`,
+    but at least `difficulty_floor`, so that no task is dropped. The recent mean is a moving average with rate `RATE`.
+    """
+
+    def __init__(self, num_tasks: int, seed: int, batch_size: int, settings: DifficultySettings) -> None:
+        if num_tasks < 1 or batch_size < 1:
+            raise ConfigError(f"num_tasks ({num_tasks}) and batch_size ({batch_size}) must be at least 1")
+        self._identity: dict[str, Any] = {
+            "order": "difficulty",
+            "num_tasks": num_tasks,
+            "seed": seed,
+            "batch_size": batch_size,
+        }
+        self._settings = settings
+        self._num_draws = 0
+        self._means: dict[int, float] = {}
+
+    def num_batches(self, epochs: int) -> int:
+        """Return the number of batches for `epochs` times the number of tasks, rounded up."""
+        return -(-epochs * int(self._identity["num_tasks"]) // int(self._identity["batch_size"]))
+
+    def draw(self, count: int | None = None) -> list[int]:
+        """Draw the next `count` tasks (None: a batch), without repetition unless `count` exceeds the dataset."""
+        count = self._identity["batch_size"] if count is None else count
+        drawn: list[int] = []
+        while len(drawn) < count:
+            drawn += self._ranking()[: count - len(drawn)].tolist()
+        return drawn
+
+    def observe(self, task: int, reward: float) -> None:
+        """Move the task's recent mean reward towards `reward`."""
+        before = self._means.get(task, reward)
+        self._means[task] = before + RATE * (reward - before)
+
+    def weights(self) -> npt.NDArray[np.float64]:
+        """Return the weight of each task, shape N."""
+        weights_N = np.ones(self._identity["num_tasks"])
+        if self._means:
+            means = np.array(list(self._means.values()))
+            distances = (means - self._settings.difficulty_target) / self._settings.difficulty_width
+            near = np.maximum(np.exp(-0.5 * np.square(distances)), self._settings.difficulty_floor)
+            weights_N[list(self._means)] = near
+        return weights_N
+
+    def state(self) -> dict[str, Any]:
+        """Return the number of draws and the recent mean rewards, as JSON."""
+        return {
+            **self._identity,
+            "num_draws": self._num_draws,
+            "means": [[task, mean] for task, mean in sorted(self._means.items())],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state. Raises `ConfigError` if order, dataset size, seed or batch size differ."""
+        check_identity(self._identity, state)
+        self._num_draws = int(state["num_draws"])
+        self._means = {int(task): float(mean) for task, mean in state["means"]}
+
+    def _ranking(self) -> npt.NDArray[np.int64]:
+        """Return all tasks in the order of a weighted draw without replacement, shape N. Its first k are a draw of k.
+
+        Source: Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
+        """
+        uniform_N = np.random.default_rng([self._identity["seed"], self._num_draws]).random(self._identity["num_tasks"])
+        self._num_draws += 1
+        return np.argsort(np.log1p(-uniform_N) / -self.weights(), kind="stable")
+
+
+# Makes the order that the settings choose.
+#
+# In: the training tasks and the settings of `sampling`. Out: an `Order`.
+
+
+class OrderSettings(DifficultySettings, Protocol):
+    """The settings of `sampling` that are read here."""
+
+    @property
+    def order(self) -> str: ...
+    @property
+    def curriculum_key(self) -> str | None: ...
+
+
+def make_order(tasks: Sequence[Task], sampling: OrderSettings, *, seed: int, batch_size: int) -> Order:
+    """Return the configured order of `tasks`. Raises `DatasetError` if a task lacks the number for a curriculum."""
+    if sampling.order == "difficulty":
+        return DifficultyOrder(len(tasks), seed, batch_size, sampling)
+    if sampling.order == "curriculum" and sampling.curriculum_key is not None:
+        sequence = easy_to_hard(tasks, sampling.curriculum_key)
+        name = f"curriculum by {sampling.curriculum_key}"
+        return TaskOrder(len(tasks), seed, batch_size, shuffle=False, sequence=sequence, name=name)
+    if sampling.order == "sequential":
+        return TaskOrder(len(tasks), seed, batch_size, shuffle=False, name="sequential")
+    return TaskOrder(len(tasks), seed, batch_size)
+
+
+def easy_to_hard(tasks: Sequence[Task], key: str) -> list[int]:
+    """Return the task indices sorted by the number in the tasks' field `key`, ascending; descending if `key` begins
+    with `-`. The sort is stable.
+
+    Raises `DatasetError` for a task without such a number.
+    """
+    sign, field = (-1, key[1:]) if key.startswith("-") else (1, key)
+    for task in tasks:
+        value = task.row.get(field)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+            raise DatasetError(
+                f"sampling.curriculum_key is {key!r}, but task {task.id} has {value!r} there: every task needs a number"
+            )
+    return sorted(range(len(tasks)), key=lambda place: sign * tasks[place].row[field])

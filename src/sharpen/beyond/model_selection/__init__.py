@@ -4,7 +4,6 @@ In: a workflow, a judge, tasks, candidate models. Out: the best one, with figure
 `tuner.model_selection`.
 """
 
-from sharpen.beyond.model_selection.judges import avg_time_judge, avg_token_consumption_judge
-from sharpen.beyond.model_selection.select import select_model
+from sharpen.beyond.model_selection.select import avg_time_judge, avg_token_consumption_judge, select_model
 
 __all__ = ["avg_time_judge", "avg_token_consumption_judge", "select_model"]

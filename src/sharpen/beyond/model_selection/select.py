@@ -18,12 +18,10 @@ from typing import Any
 from sharpen.agent.rollout.attempt import UserFunctions
 from sharpen.agent.rollout.runner import RolloutRunner
 from sharpen.agent.tasks.order import distinct
-from sharpen.beyond.trials.agent import TrialJudge, TrialWorkflow
-from sharpen.beyond.trials.models import OnCallersLoop, with_own_models, with_served_model
-from sharpen.beyond.trials.ranking import Candidate, Ranking, rank
-from sharpen.beyond.trials.results import Measured, measure
+from sharpen.beyond.trials.models import OnCallersLoop, TrialJudge, TrialWorkflow, with_own_models, with_served_model
+from sharpen.beyond.trials.ranking import Candidate, Measured, Ranking, measure, rank
 from sharpen.config.load import resolve
-from sharpen.config.public import DatasetConfig, TunerModelConfig
+from sharpen.config.public import DatasetConfig, JudgeOutput, TunerModelConfig
 from sharpen.config.rows import load_tasks
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
@@ -180,3 +178,39 @@ async def _measure(selection: _Selection, position: int, display: Display) -> Me
         measured = await asyncio.to_thread(measure, runner, selection.tasks, opens, count)
         display.evaluation(name, total, total)
         return measured
+
+
+# Built-in judges that reward low cost instead of right answers. Less is better, so rewards are negative.
+
+
+async def avg_time_judge(task: Mapping[str, Any], response: Any) -> JudgeOutput:
+    """Return minus the workflow's duration in seconds as reward, and the duration as the metric `avg_time_seconds`."""
+    metrics = _metrics(response)
+    if "execution_time" not in metrics:
+        raise ValueError("avg_time_judge needs 'execution_time' in response['metrics']")
+    seconds = float(metrics["execution_time"])
+    return JudgeOutput(reward=-seconds, metrics={"avg_time_seconds": seconds})
+
+
+async def avg_token_consumption_judge(task: Mapping[str, Any], response: Any) -> JudgeOutput:
+    """Return minus the tokens that the workflow used (prompts and answers) as reward, and the tokens as the metric
+    `token_consumed`. If `usage` has no `total_tokens`, its `output_tokens` count."""
+    usage = _metrics(response).get("usage")
+    if not isinstance(usage, Mapping):
+        raise ValueError(
+            "avg_token_consumption_judge needs to know how many tokens were used, and the model does not say: it is "
+            "known for models of AgentScope and for models served here; else write a judge that reads it elsewhere"
+        )
+    tokens = usage.get("total_tokens")
+    if tokens is None:
+        tokens = usage.get("output_tokens")
+    if tokens is None:
+        raise ValueError(f"usage has neither total_tokens nor output_tokens, but {', '.join(usage) or 'nothing'}")
+    return JudgeOutput(reward=-float(tokens), metrics={"token_consumed": float(tokens)})
+
+
+def _metrics(response: Any) -> Mapping[str, Any]:
+    metrics = response.get("metrics") if isinstance(response, Mapping) else None
+    if not isinstance(metrics, Mapping):
+        raise ValueError(f"response must be a dict with 'response' and 'metrics', but is {type(response).__name__}")
+    return metrics

@@ -15,7 +15,7 @@ from typing import Any
 import dspy
 import optuna
 
-from sharpen.beyond.prompt_tune.attempts import PromptAttempts, text_of_answer, text_of_task
+from sharpen.beyond.prompt_tune.comparison import PromptAttempts, text_of_answer, text_of_task
 from sharpen.types import Task
 
 MINIBATCH = 35

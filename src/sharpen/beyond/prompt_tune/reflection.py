@@ -13,8 +13,8 @@ from typing import Any
 import gepa
 from gepa.core.adapter import EvaluationBatch
 
-from sharpen.beyond.prompt_tune.attempts import PromptAttempts, text_of_answer, text_of_task
-from sharpen.beyond.trials.results import Result
+from sharpen.beyond.prompt_tune.comparison import PromptAttempts, text_of_answer, text_of_task
+from sharpen.beyond.trials.ranking import Result
 from sharpen.types import Task
 
 log = logging.getLogger("sharpen.prompts")

@@ -25,11 +25,9 @@ from sharpen.agent.agentscope.console import silent_agents
 from sharpen.agent.rollout.attempt import UserFunctions
 from sharpen.agent.rollout.in_process import InProcess, OpenModels
 from sharpen.agent.rollout.runner import RolloutRunner
-from sharpen.beyond.prompt_tune.attempts import PromptAttempts, text_of_task
-from sharpen.beyond.prompt_tune.comparison import compare
+from sharpen.beyond.prompt_tune.comparison import PromptAttempts, compare, text_of_task
 from sharpen.beyond.prompt_tune.settings import PromptTuneConfig
-from sharpen.beyond.trials.agent import TrialJudge, TrialWorkflow
-from sharpen.beyond.trials.models import with_own_models, with_served_model
+from sharpen.beyond.trials.models import TrialJudge, TrialWorkflow, with_own_models, with_served_model
 from sharpen.beyond.trials.ranking import Candidate, Ranking, rank
 from sharpen.config.extras import install_command
 from sharpen.config.load import resolve

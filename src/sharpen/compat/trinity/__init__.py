@@ -40,7 +40,7 @@ _HOMES = {
     "AccuracyReward": "rewards",
     "FormatReward": "rewards",
     "CountDownRewardFn": "rewards",
-    "MathDAPORewardFn": "dapo",
+    "MathDAPORewardFn": "rewards",
     "stand_in": "imports.stand_in",
     "load_plugins": "imports.stand_in",
     "workflow_function": "adapter",
@@ -52,7 +52,6 @@ __all__ = [*_HOMES]
 if TYPE_CHECKING:
     from sharpen.compat.trinity.adapter import configured_workflow as configured_workflow
     from sharpen.compat.trinity.adapter import workflow_function as workflow_function
-    from sharpen.compat.trinity.dapo import MathDAPORewardFn as MathDAPORewardFn
     from sharpen.compat.trinity.experience import EID as EID
     from sharpen.compat.trinity.experience import Experience as Experience
     from sharpen.compat.trinity.imports.stand_in import load_plugins as load_plugins
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
     from sharpen.compat.trinity.rewards import CountDownRewardFn as CountDownRewardFn
     from sharpen.compat.trinity.rewards import FormatReward as FormatReward
     from sharpen.compat.trinity.rewards import MathBoxedRewardFn as MathBoxedRewardFn
+    from sharpen.compat.trinity.rewards import MathDAPORewardFn as MathDAPORewardFn
     from sharpen.compat.trinity.rewards import MathRewardFn as MathRewardFn
     from sharpen.compat.trinity.rewards import RewardFn as RewardFn
     from sharpen.compat.trinity.simple import AsyncMathBoxedWorkflow as AsyncMathBoxedWorkflow

@@ -7,21 +7,190 @@ recorded, and `Experience`s of them. One wrapper belongs to one rollout: nobody 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import httpx
+
 from sharpen.agent.tasks.images import with_images
-from sharpen.compat.trinity.conversation import answers_in
-from sharpen.compat.trinity.endpoint_history import EndpointHistory
 from sharpen.compat.trinity.experience import Answer, Experience
 from sharpen.errors import ConfigError
-from sharpen.types import Call, CallStatus
+from sharpen.gateway.history import Canonical, canonical
+from sharpen.gateway.images import decoded, reference
+from sharpen.gateway.protocols.chat import check_recorded
+from sharpen.gateway.requests import ApiError, render_message
+from sharpen.types import PROMPT_ROLE, Call, CallStatus, Picture
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
     from openai.types import Completion
     from openai.types.chat import ChatCompletion
+
+
+# Which answers made a conversation: what Trinity's multi-turn workflows ask with their list of messages.
+#
+# In: the messages, with the assistant's own among them, and the rollout's answers so far. Out: the answers that gave
+# those assistant messages. Nothing is tokenized again: the tokens are those of the recorded calls.
+
+
+def answers_in(
+    messages: Sequence[Mapping[str, Any]], answers: Sequence[Answer], told: Sequence[Answer] = ()
+) -> tuple[Answer, ...]:
+    """The answers that gave the conversation's assistant messages, in order.
+
+    An answer gave the assistant message at position k if it was asked with the messages before k. Where several were
+    (n > 1), the one that says what the message says, and of those that say the same one that no earlier conversation
+    `told`: the same conversation may be held several times. Assistant messages that nobody was asked for (examples in
+    the prompt) are context. Raises `ConfigError` if no answer made any part of the conversation, or if it cannot be
+    told which one did.
+    """
+    said = [_canonical(message, position) for position, message in enumerate(messages)]
+    asked = [
+        (tuple(_canonical(message, position) for position, message in enumerate(answer.messages)), answer)
+        for answer in answers
+        if (answer.call is None or answer.call.status == CallStatus.USED) and answer.messages[0]["role"] != PROMPT_ROLE
+    ]
+    found: list[Answer] = []
+    for position, message in enumerate(messages):
+        if message.get("role") != "assistant":
+            continue
+        before = tuple(said[:position])
+        candidates = [answer for prompt, answer in asked if prompt == before]
+        candidates.sort(key=lambda answer: any(answer is one for one in told))
+        if len(candidates) > 1:
+            candidates = [answer for answer in candidates if answer.text.strip() == said[position][1].strip()]
+            if not candidates:
+                raise ConfigError(
+                    f"messages[{position}] is none of the answers that the model gave there: put exp.response_text "
+                    "into the conversation as it came"
+                )
+        found += candidates[:1]
+    if not found:
+        raise ConfigError(
+            f"none of the rollout's {len(answers)} calls made this conversation of {len(messages)} messages: each "
+            "assistant message must be the answer to exactly the messages before it"
+        )
+    return tuple(found)
+
+
+def _canonical(message: Mapping[str, Any], position: int) -> Canonical:
+    try:
+        given = _with_references(message)
+        check_recorded(given, position)
+        return canonical(render_message(given))
+    except (ApiError, ValueError) as error:
+        raise ConfigError(f"the conversation is not one of chat messages: {error}") from error
+
+
+def _with_references(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as it is recorded: with references in place of its images."""
+    (message,) = with_images([message], ())
+    if not isinstance(message.get("content"), list):
+        return message
+    return {**message, "content": list(map(_referenced, message["content"]))}
+
+
+def _referenced(part: Any) -> Any:
+    source = part.get("image_url") if isinstance(part, Mapping) else None
+    url = source.get("url") if isinstance(source, Mapping) else source
+    if not isinstance(url, str) or url[:5].lower() != "data:":
+        return part
+    return reference(Picture.of(decoded(url.partition(",")[2])).sha256)
+
+
+# What an endpoint was asked and what it answered, for workflows that are evaluated against one.
+#
+# In: an `Endpoint` (`base_url`, `name`, `api_key`, clients). Out: clients whose successful chat completions are kept,
+# as `Answer`s without token ids: an endpoint's tokens are not trained.
+
+
+class EndpointHistory:
+    """The answers of one rollout, numbered in the order they came. Both clients write to it, from any thread."""
+
+    def __init__(self, endpoint: Any) -> None:
+        self._endpoint = endpoint
+        self._answers: dict[int, Answer] = {}
+        self._indexes: dict[str, list[int]] = {}
+        self._lock = threading.Lock()
+
+    @cached_property
+    def client(self) -> AsyncOpenAI:
+        """The endpoint's asynchronous client, with every answer kept."""
+
+        async def keep(response: httpx.Response) -> None:
+            if _is_answer(response):
+                self._keep(response.request.content, await response.aread())
+
+        transport = self._endpoint.async_transport  # where calls are counted
+        http_client: Any = httpx.AsyncClient(transport=transport, event_hooks={"response": [keep]}, timeout=None)
+        client: AsyncOpenAI = self._endpoint.client.with_options(http_client=http_client)
+        return client
+
+    @cached_property
+    def sync_client(self) -> OpenAI:
+        """The endpoint's synchronous client, with every answer kept."""
+
+        def keep(response: httpx.Response) -> None:
+            if _is_answer(response):
+                self._keep(response.request.content, response.read())
+
+        transport = self._endpoint.sync_transport  # where calls are counted
+        http_client: Any = httpx.Client(transport=transport, event_hooks={"response": [keep]}, timeout=None)
+        client: OpenAI = self._endpoint.sync_client.with_options(http_client=http_client)
+        return client
+
+    def answers(self) -> dict[int, Answer]:
+        """All answers so far, by number."""
+        with self._lock:
+            return dict(self._answers)
+
+    def indexes_of(self, response_id: str) -> list[int]:
+        """The numbers of a response's choices."""
+        with self._lock:
+            return list(self._indexes[response_id])
+
+    def _keep(self, request: bytes, response: bytes) -> None:
+        asked = json.loads(request)
+        with self._lock:
+            for response_id, choice in _choices(response):
+                index = len(self._answers)
+                self._answers[index] = Answer(
+                    messages=tuple(asked["messages"]),
+                    tools=tuple(asked.get("tools") or ()),
+                    response=choice["message"],
+                    finish_reason=str(choice.get("finish_reason")),
+                )
+                self._indexes.setdefault(response_id, []).append(index)
+
+
+def _is_answer(response: httpx.Response) -> bool:
+    return response.is_success and response.request.url.path.endswith("/chat/completions")
+
+
+def _choices(response: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(response id, choice) of a whole response or of a stream's events, whose text is put together."""
+    if not response.lstrip().startswith(b"data:"):
+        body = json.loads(response)
+        yield from ((str(body.get("id")), choice) for choice in body["choices"])
+        return
+    merged: dict[int, dict[str, Any]] = {}
+    response_id = ""
+    for line in response.decode().splitlines():
+        data = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or data == "[DONE]":
+            continue
+        event = json.loads(data)
+        response_id = str(event.get("id"))
+        for part in event["choices"]:
+            choice = merged.setdefault(part["index"], {"message": {"role": "assistant", "content": ""}})
+            choice["message"]["content"] += part["delta"].get("content") or ""
+            choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
+    yield from ((response_id, merged[index]) for index in sorted(merged))
+
 
 PASSED = ("n", "temperature", "top_p", "max_tokens", "stop", "seed", "tools", "tool_choice")
 """Arguments of `chat` that the endpoint takes under the same name."""

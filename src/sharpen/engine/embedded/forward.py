@@ -19,13 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sharpen.engine.embedded.attention import LayoutProbe, StepAttention
+from sharpen.engine.embedded.attention import AttentionRule, LayoutProbe, StepAttention
 from sharpen.engine.embedded.kv import KVLayout
 from sharpen.engine.embedded.matmul import has_exact_products
-from sharpen.engine.embedded.products import AttentionRule
 from sharpen.engine.families import ModelShape
-from sharpen.models.chunks import chunk_of, scaled_queries, take_over_scales
 from sharpen.models.modules import decoder_of
+from sharpen.models.windows import chunk_of, scaled_queries, take_over_scales
 
 ATTENTION_NAME = "sharpen_slots"
 """The name under which our attention is registered with transformers."""

@@ -27,12 +27,11 @@ from sharpen.engine.embedded.batch import (
 from sharpen.engine.embedded.forward import Forward
 from sharpen.engine.embedded.graphs import DecodeGraphs
 from sharpen.engine.embedded.mixing import Mixing
-from sharpen.engine.embedded.noise import uniforms
 from sharpen.engine.embedded.pictures import EnginePictures
-from sharpen.engine.embedded.sampling import SampledRows, SamplingRows, sample
+from sharpen.engine.embedded.sampling import SampledRows, SamplingRows, sample, uniforms
 from sharpen.engine.embedded.scheduler import Scheduler
 from sharpen.engine.embedded.slots import Indices, SlotRequest
-from sharpen.engine.stopping import find_stop
+from sharpen.engine.requests import find_stop
 from sharpen.engine.token_masks import TokenMasks, first_line
 from sharpen.errors import ConstraintError, EngineError
 from sharpen.models.routing import Routing, recording, to_array

@@ -25,21 +25,47 @@ import torch
 from sharpen.config.trainer import LoraConfig
 from sharpen.contracts import GenerateRequest, Generation
 from sharpen.engine.families import end_token_ids
-from sharpen.engine.requests import check_request
-from sharpen.engine.stopping import find_stop
+from sharpen.engine.requests import check_request, find_stop
 from sharpen.engine.token_masks import check_grammar, with_end
 from sharpen.engine.vllm.adapters import Adapter, Adapters, in_use, max_rank
 from sharpen.engine.vllm.loading import Loader
 from sharpen.engine.vllm.pictures import VLLMPictures
-from sharpen.engine.vllm.routes import Routes
 from sharpen.engine.vllm.start import MAX_TOP_LOGPROBS, make_folder, read_skeleton, start_llm
 from sharpen.engine.weights import match_weights
 from sharpen.errors import EngineError, EngineLostError, ModelError, SamplingError
 from sharpen.models.checkpoint import published
 from sharpen.models.experts import has_experts
 from sharpen.models.pieces import text_config
-from sharpen.models.routing import routing_of
-from sharpen.types import FinishReason, FloatArray, IntArray
+from sharpen.models.routing import Routing, routing_of
+from sharpen.types import FinishReason, FloatArray, IntArray, RouteArray
+
+# The experts that vLLM returns, in the form in which Sharpen's own engine records them.
+#
+# In: a mixture of experts on the meta device; vLLM's array of a request. Out: `RouteArray`s.
+#
+# Shape suffixes: N tokens of prompt and continuation but the last, L layers with a router, K experts of a token; H
+# hidden layers of the model, with a router or not.
+
+
+class Routes:
+    """Reads the experts of one model."""
+
+    def __init__(self, routing: Routing) -> None:
+        self._shape = routing.shape
+        self._layers = routing.layers
+
+    def read(self, returned: Any, num_tokens: int) -> RouteArray:
+        """Return the experts of `num_tokens` tokens (N, L, K) out of `returned`, a shape of (at least N, H, K). What is
+        before the last N is of tokens that were computed again later.
+
+        Raises `EngineError` if some are missing: nothing is trained on a routing that is not known.
+        """
+        num_returned = 0 if returned is None else len(returned)
+        if num_returned < num_tokens:
+            raise EngineError(f"vLLM returned the experts of {num_returned} tokens, not of {num_tokens}")
+        routes_NLK: RouteArray = returned[num_returned - num_tokens :, self._layers].astype(self._shape.dtype)
+        return routes_NLK
+
 
 MIN_TEMPERATURE = 0.01
 """vLLM silently raises lower temperatures to this."""

@@ -23,8 +23,7 @@ from typing import Any, Literal
 import torch
 
 from sharpen.engine.vllm.broadcast import CHUNK_BYTES, BroadcastGroup, Layout, in_thread, lay_out, reason
-from sharpen.engine.vllm.transfer import only_gpu, pack, trial
-from sharpen.engine.vllm.weights_file import WeightsFile
+from sharpen.engine.vllm.transfer import WeightsFile, only_gpu, pack, trial
 from sharpen.errors import EngineError
 
 logger = logging.getLogger(__name__)

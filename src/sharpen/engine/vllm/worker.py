@@ -35,8 +35,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from sharpen.engine.vllm.broadcast import BroadcastGroup, Layout, in_thread, reason
 from sharpen.engine.vllm.experts import return_experts
 from sharpen.engine.vllm.start import BACKEND, FOLDER_VARIABLE, OWNER_VARIABLE
-from sharpen.engine.vllm.transfer import try_to_read, unpack
-from sharpen.engine.vllm.weights_file import map_file
+from sharpen.engine.vllm.transfer import map_file, try_to_read, unpack
 
 
 @dataclass

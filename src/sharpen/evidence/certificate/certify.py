@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from sharpen.config.explain import InvalidConfigError, explain
-from sharpen.config.former import recorded_settings
+from sharpen.config.resuming import recorded_settings
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.evidence.certificate.certificate import (

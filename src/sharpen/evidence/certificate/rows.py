@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sharpen.agent.tasks.data import RunData
-from sharpen.agent.tasks.order import TaskOrder, distinct
-from sharpen.agent.tasks.selection import make_order
+from sharpen.agent.tasks.order import TaskOrder, distinct, make_order
 from sharpen.config.run import RunConfig
 from sharpen.errors import DatasetError, ModelError
 from sharpen.evidence.certificate.certificate import Certificate, LossGaps, add_up, problems_of, recorded_certificate
@@ -24,11 +23,10 @@ from sharpen.evidence.certificate.saved_weights import SavedWeights
 from sharpen.learning.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, resolve_supervised
 from sharpen.learning.experience.reading import StepRecord, read_checks, read_steps, read_taught
 from sharpen.learning.experience.records import EXPERT, TaughtRow
-from sharpen.learning.supervised.batches import split, weighted
+from sharpen.learning.supervised.batches import HELD_OUT, row_digest, split, taught_row, weighted
 from sharpen.learning.supervised.checks import check_step
 from sharpen.learning.supervised.data import load_rows, make_tutor, read_data
 from sharpen.learning.supervised.lessons import Lesson, Tutor
-from sharpen.learning.supervised.taught import HELD_OUT, row_digest, taught_row
 from sharpen.models.files import model_folder, quiet_transformers
 from sharpen.types import Check
 

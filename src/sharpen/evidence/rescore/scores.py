@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sharpen.agent.rollout.answers import TRIMMED
 from sharpen.agent.rollout.signature import judge_arguments, name_of
-from sharpen.agent.transcript import content_text
+from sharpen.agent.transcript import TRIMMED, content_text
 from sharpen.errors import ConfigError
 from sharpen.types import Group, Rollout
 

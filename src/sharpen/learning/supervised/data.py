@@ -72,8 +72,7 @@ def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) 
     from sharpen.gateway.images import album_of
     from sharpen.gateway.render import Renderer
     from sharpen.learning.supervised.lessons import Tutor
-    from sharpen.models.configuration import read_config
-    from sharpen.models.tokenizer import load_tokenizer
+    from sharpen.models.configuration import load_tokenizer, read_config
 
     settings = read_config(folder)
     generation = GenerationConfig.from_model_config(settings)

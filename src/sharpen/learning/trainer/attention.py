@@ -37,10 +37,10 @@ from sharpen.learning.trainer.packing import Segment
 from sharpen.learning.trainer.recurrence import Calls
 from sharpen.learning.trainer.varlen import Paths, TorchVarlen, Varlen, check_kernel, torch_varlen, varlen_attention
 from sharpen.models.blockwise import Scores
-from sharpen.models.chunks import chunk_of, scaled_queries
 from sharpen.models.marks import BothWays, Shown
 from sharpen.models.pieces import Piece, text_config
 from sharpen.models.table import needs_of
+from sharpen.models.windows import chunk_of, scaled_queries
 
 NAME = "sharpen_tree"
 """Value of `config._attn_implementation`. No mask function has this name, so transformers creates no mask."""

@@ -17,7 +17,7 @@ Shape suffixes: S loss tokens of a step, rollout after rollout; E loss entries o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
 
@@ -25,11 +25,15 @@ import numpy as np
 import torch
 
 from sharpen.errors import TrainingError
+from sharpen.learning.algorithm.clip_entropy import mean_discriminator
 from sharpen.learning.algorithm.distill import Distill, sampled_advantages
 from sharpen.learning.algorithm.gae import explained_variance, sums_to_end
 from sharpen.learning.algorithm.kl import estimator
 from sharpen.learning.algorithm.presets import Algorithm
+from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import IndexArray, Pack
+from sharpen.learning.trainer.scores import PackScores
+from sharpen.learning.trainer.team import IDLE, Team
 from sharpen.learning.trainer.work import Part
 
 
@@ -128,3 +132,83 @@ def _split(parts: Sequence[Part], order_S: IndexArray, values_S: np.ndarray) -> 
 def _numpy(tensor_E: torch.Tensor | None) -> np.ndarray:
     assert tensor_E is not None, "the critic's values of every pack are needed"
     return tensor_E.detach().double().cpu().numpy()
+
+
+# Sets the advantage of tokens to 0 depending on how training on them changes the entropy (`clipb`, `clipv`).
+#
+# In: all packs of a step with their advantages, and the policy before the step's first update. Out: the same packs,
+# with advantage 0 for some entries, and metrics. It costs one forward pass over all tokens of the step, because the
+# threshold depends on all of them. A clipped token still counts in the normalization of the loss and in the KL term.
+#
+# Shape suffixes: S loss tokens of a step, E loss entries of a pack.
+
+
+def clip_by_entropy(parts: Sequence[Part], policy: TrainedModel, algorithm: Algorithm, team: Team) -> dict[str, float]:
+    """Set the advantages of clipped tokens to 0. Return metrics: the number of clipped tokens relative to all tokens,
+    and relative to those with a negative advantage."""
+    if not algorithm.clips_by_entropy or not parts:
+        return {}
+
+    def score(pack: Pack) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return _columns(policy.score(pack, statistic=mean_discriminator))
+
+    with torch.no_grad():
+        scores = team.map(parts, lambda part: score(part.pack), lambda: score(IDLE))
+    logprobs_S, entropy_S, means_S = (np.concatenate(column) for column in zip(*scores, strict=True))
+    advantages_S = np.concatenate([part.pack.advantages_E for part in parts])
+    kept_S = algorithm.keeps_advantage(advantages_S.astype(np.float64), logprobs_S, entropy_S, means_S)
+    ends = np.cumsum([part.pack.num_trained_tokens for part in parts])[:-1]
+    kept = zip(parts, np.split(np.where(kept_S, advantages_S, 0.0), ends), np.split(kept_S, ends), strict=True)
+    for part, advantages_E, kept_E in kept:
+        part.pack = replace(part.pack, advantages_E=advantages_E.astype(np.float32))
+        part.left_out_E = part.left_out_with(~kept_E)
+    num_negative = max(int((advantages_S < 0).sum()), 1)
+    return {
+        "entropy_clip_fraction": float((~kept_S).mean()),
+        "entropy_clip_fraction_negative": float((~kept_S).sum()) / num_negative,
+    }
+
+
+def _columns(scores: PackScores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return logprob, entropy and mean discriminator of a pack's entries."""
+    assert scores.statistic_E is not None
+    columns = (scores.logprobs_E, scores.entropy_E, scores.statistic_E)
+    first, second, third = (column.double().cpu().numpy() for column in columns)
+    return first, second, third
+
+
+# Sets the advantage of tokens to 0 that a policy loss leaves out of an update (`m2po`).
+#
+# In: all packs of an update, and the policy before it. Out: copies of the packs, with advantage 0 for some entries, and
+# metrics. It costs one forward pass over all tokens of the update, since which ones are left out depends on all of
+# them. A token that is left out still counts in the normalization of the loss and in the KL term.
+#
+# Shape suffixes: S loss tokens of an update, E loss entries of a pack.
+
+
+def mask_tokens(
+    scored: Iterable[tuple[Part, torch.Tensor]], algorithm: Algorithm
+) -> tuple[Sequence[Part], dict[str, float]]:
+    """Return the parts of an update, some advantages of which are 0, and metrics. `scored` has each part with its
+    current logprobs (shape E)."""
+    parts, logprobs = zip(*scored, strict=True)
+    now_S = torch.cat(logprobs).double().numpy()
+    old_S, advantages_S, rollouts_S, calls_S, tokens_S = (
+        np.concatenate([getattr(part.pack, name) for part in parts])
+        for name in ("logprobs_E", "advantages_E", "rollouts_E", "calls_E", "tokens_E")
+    )
+    order_S = np.lexsort((tokens_S, calls_S, rollouts_S))  # does not depend on the packs
+    found = algorithm.keeps_tokens(advantages_S.astype(np.float64)[order_S], (now_S - old_S)[order_S])
+    kept_S = np.empty_like(found.kept_S)
+    kept_S[order_S] = found.kept_S
+    ends = np.cumsum([part.pack.num_trained_tokens for part in parts])[:-1]
+    masked = [
+        replace(part, pack=replace(part.pack, advantages_E=advantages_E), left_out_E=part.left_out_with(~kept_E))
+        for part, advantages_E, kept_E in zip(
+            parts,
+            np.split(np.where(kept_S, advantages_S, np.float32(0)), ends),
+            np.split(kept_S, ends),
+            strict=True,
+        )
+    ]
+    return masked, found.metrics()

@@ -40,7 +40,6 @@ from sharpen.learning.trainer.sharding import one_pass, shard
 from sharpen.learning.trainer.varlen import Varlen
 from sharpen.models.balance import Balance
 from sharpen.models.checkpoint import write_checkpoint
-from sharpen.models.chunks import take_over_scales
 from sharpen.models.configuration import read_config
 from sharpen.models.experts import experts_of, round_experts
 from sharpen.models.marks import Shown, both_ways
@@ -51,7 +50,7 @@ from sharpen.models.routing import recording, routing_of, to_array
 from sharpen.models.sight import Sight, View, showing
 from sharpen.models.stand_ins import embed_all_tokens
 from sharpen.models.table import missing_images, needs_of, refuse_unsupported
-from sharpen.models.windows import short_windows
+from sharpen.models.windows import short_windows, take_over_scales
 from sharpen.types import RouteArray
 
 if TYPE_CHECKING:

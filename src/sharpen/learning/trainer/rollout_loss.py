@@ -25,9 +25,8 @@ from sharpen.learning.algorithm.kl import adapt_coefficient
 from sharpen.learning.algorithm.objective import ObjectiveSums, policy_objective
 from sharpen.learning.algorithm.presets import Algorithm
 from sharpen.learning.trainer.checkpoint import SavedState
-from sharpen.learning.trainer.credit import Credit, assign
+from sharpen.learning.trainer.credit import Credit, assign, clip_by_entropy, mask_tokens
 from sharpen.learning.trainer.critic import Critic
-from sharpen.learning.trainer.entropy_clip import clip_by_entropy
 from sharpen.learning.trainer.expert_loss import backward as backward_expert
 from sharpen.learning.trainer.loss import Loss
 from sharpen.learning.trainer.measured import UpdateMetrics, sample_share, summarize
@@ -37,7 +36,6 @@ from sharpen.learning.trainer.parity import LogprobGap, Tolerance, check_routes,
 from sharpen.learning.trainer.scores import to_device
 from sharpen.learning.trainer.teacher import Teacher
 from sharpen.learning.trainer.team import IDLE, Team, backward_idle
-from sharpen.learning.trainer.token_mask import mask_tokens
 from sharpen.learning.trainer.work import Part, TrainingBatch, Work
 from sharpen.types import BoolArray, Experience, FloatArray, HalfArray
 

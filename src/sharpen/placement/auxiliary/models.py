@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from sharpen.agent.rollout.models import Access
-from sharpen.config.gateway import GatewayConfig
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.contracts import Engine
 from sharpen.gateway.meter import Meter, Tally
 from sharpen.models.files import model_folder

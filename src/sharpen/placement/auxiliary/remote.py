@@ -19,8 +19,8 @@ from typing import Any, Self
 import httpx
 
 from sharpen.agent.rollout.user_loop import owner
-from sharpen.config.gateway import GatewayConfig
 from sharpen.config.run import AuxiliaryModelConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.errors import TokenCapError
 from sharpen.gateway.caller import Caller, foreign_error, foreign_use
 from sharpen.gateway.exchange import RawRequest, Reply
@@ -31,13 +31,14 @@ from sharpen.gateway.requests import ApiError
 from sharpen.gateway.server import Server
 from sharpen.gateway.tasks import TaskSet
 from sharpen.placement.auxiliary.endpoint import Endpoint
-from sharpen.placement.auxiliary.endpoint_routes import address, route_of
 from sharpen.placement.auxiliary.remote_transport import (
     Bridge,
     Content,
     RemoteResponse,
     RemoteTransport,
     SyncRemoteTransport,
+    address,
+    route_of,
 )
 from sharpen.placement.auxiliary.settings import endpoint_key
 from sharpen.placement.auxiliary.usage import UsageReader

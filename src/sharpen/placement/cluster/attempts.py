@@ -17,14 +17,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from sharpen.agent.rollout.ending import Ending
 from sharpen.agent.rollout.in_process import Attempt, AttemptRequest
 from sharpen.agent.rollout.models import AUXILIARY
+from sharpen.agent.rollout.retries import Ending
 from sharpen.config.run import RunConfig
 from sharpen.errors import EngineLostError, RolloutError
 from sharpen.placement.auxiliary.models import AuxiliaryMeters
 from sharpen.placement.cluster.engine import first_line
-from sharpen.placement.lost_attempts import HARD_GRACE_S, died_ending, held_ending
+from sharpen.placement.place import HARD_GRACE_S, died_ending, held_ending
 
 log = logging.getLogger("sharpen.rollout")
 

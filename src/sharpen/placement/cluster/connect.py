@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
-from sharpen.config.cluster import ClusterConfig
 from sharpen.config.extras import install_command
+from sharpen.config.sections import ClusterConfig
 from sharpen.errors import ConfigError
 
 RAY_LINE = "2.60"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sharpen.config.run import RunConfig
 from sharpen.contracts import Engine, GenerateRequest, Generation, OnTokens
 from sharpen.errors import EngineError, EngineLostError, SharpenError
-from sharpen.gateway.busy import BusyClock
+from sharpen.gateway.meter import BusyClock
 from sharpen.machine import let_idle_workers_sleep
 from sharpen.models.files import model_folder, quiet_transformers
 from sharpen.placement.cluster.weights import Arrays, to_arrays, to_tensors

@@ -6,13 +6,17 @@ In: a `RunConfig`, the number of GPUs of the cluster. Out: bundles of resources 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.recipe import EngineChoice, EngineType
-from sharpen.placement.cluster.connect import Bundle, Role
+from sharpen.learning.trainer.roles import TrainerPlan
+from sharpen.placement.cluster.connect import Bundle, Connection, Role
+from sharpen.placement.cluster.ranks import RankActor, RayRanks
 from sharpen.placement.engine_choice import Machine, installed_builds, vllm_choice
+from sharpen.placement.ranks.group import StartRanks
 from sharpen.placement.trainers import check_offload, trains_on_gpus
 
 
@@ -105,3 +109,45 @@ def _check_colocated(config: RunConfig, on_gpus: bool) -> None:
             f"engine(s) with {width} GPU(s) each (model.inference_engine_num, model.tensor_parallel_size) and {ranks} "
             "rank(s) (trainer.num_processes): make the numbers equal, with one GPU each"
         )
+
+
+# Places the ranks of a trainer in Ray, with engines or alone.
+#
+# In: a `Connection` with resources reserved for the ranks, or a `RunConfig`. Out: `StartRanks`; `RayTraining`, the
+# place of a run without engines.
+
+
+def rank_starter(connection: Connection, count: int, role: Role = "trainer rank", *, share: int = 1) -> StartRanks:
+    """Return a function that starts `count` ranks. Rank i gets the role's bundle i, or one of `share` equal parts of
+    it."""
+
+    def start(plan: TrainerPlan) -> RayRanks:
+        import ray
+
+        options = [connection.options(role, rank, share=share) for rank in range(count)]
+        return RayRanks(plan, [ray.remote(RankActor).options(**one).remote() for one in options])
+
+    return start
+
+
+class RayTraining:
+    """Satisfies `execution.place.Place` for a trainer without engines. Even a single rank runs in an actor."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Start or join Ray and reserve the ranks' resources. Raises `ConfigError` as `cluster.serving.RayServing`."""
+        with contextlib.ExitStack() as undo:
+            self._ray = Connection(config.cluster, config.trainer.num_processes)
+            undo.callback(self._ray.close)
+            self._num_ranks = num_ranks(config, self._ray.num_gpus) or 1
+            self._ray.reserve({"trainer rank": rank_bundles(config, self._ray.num_gpus, self._num_ranks)})
+            self.ranks = rank_starter(self._ray, self._num_ranks)
+            undo.pop_all()
+
+    @property
+    def line(self) -> str:
+        """What runs where, for the user."""
+        return f"execution: ray ({self._ray.line}), the trainer in {self._num_ranks} actor(s)"
+
+    def close(self) -> None:
+        """Release the resources, and end a Ray that was started here."""
+        self._ray.close()

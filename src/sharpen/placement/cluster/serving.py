@@ -27,13 +27,20 @@ from sharpen.models.files import quiet_transformers
 from sharpen.placement.cluster.attempts import RESTART_S, AuxiliaryTotals, OnWorkers, Worker
 from sharpen.placement.cluster.connect import Connection, check_ray
 from sharpen.placement.cluster.engine import MAX_RESTARTS, EngineActor, EngineClient, answer, first_line
-from sharpen.placement.cluster.placement import choose, engine_names, fit_widths, needs, num_ranks, single_engine_config
+from sharpen.placement.cluster.placement import (
+    choose,
+    engine_names,
+    fit_widths,
+    needs,
+    num_ranks,
+    rank_starter,
+    single_engine_config,
+)
 from sharpen.placement.cluster.ranks import StoredWeights
-from sharpen.placement.cluster.training import rank_starter
 from sharpen.placement.cluster.weights import to_arrays
 from sharpen.placement.cluster.worker import RolloutWorker, Setup
 from sharpen.placement.engine_choice import check_towers
-from sharpen.placement.lost_attempts import HARD_GRACE_S
+from sharpen.placement.place import HARD_GRACE_S
 from sharpen.placement.probe import sample_probes
 from sharpen.placement.ranks.group import StartRanks
 from sharpen.placement.serving import ServingThread

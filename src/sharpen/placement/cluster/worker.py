@@ -106,6 +106,6 @@ def _single_engine(engines: Sequence[EngineClient]) -> Engine:
 
 
 def _tokenizer(model_path: str) -> Any:
-    from sharpen.models.tokenizer import load_tokenizer
+    from sharpen.models.configuration import load_tokenizer
 
     return load_tokenizer(model_folder(model_path))

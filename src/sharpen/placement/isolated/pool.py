@@ -21,10 +21,10 @@ from collections.abc import Mapping
 import cloudpickle
 
 from sharpen.agent.rollout.attempt import UserFunctions
-from sharpen.agent.rollout.ending import Ending
 from sharpen.agent.rollout.in_process import Attempt, AttemptRequest, attempt_of, open_models
 from sharpen.agent.rollout.models import Access, RolloutModels
 from sharpen.agent.rollout.places import describe
+from sharpen.agent.rollout.retries import Ending
 from sharpen.agent.rollout.user_loop import Run
 from sharpen.config.run import RolloutConfig
 from sharpen.errors import ConfigError, DatasetError, EngineLostError, RolloutError, TokenCapError
@@ -32,7 +32,7 @@ from sharpen.machine import num_cores
 from sharpen.placement.isolated.messages import POLICY, Done, Failed, Logged, ModelCard, Order, Question, Ready, Start
 from sharpen.placement.isolated.models import answer_of, card_of
 from sharpen.placement.isolated.process import Died, WorkerProcess
-from sharpen.placement.lost_attempts import HARD_GRACE_S, died_ending, held_ending
+from sharpen.placement.place import HARD_GRACE_S, died_ending, held_ending
 from sharpen.placement.user_code import UserCode
 from sharpen.types import Outcome
 

@@ -18,9 +18,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from sharpen.agent.agentscope.console import silent_agents
-from sharpen.agent.rollout.ending import Ending
 from sharpen.agent.rollout.in_process import Attempt, AttemptRequest, InProcess
 from sharpen.agent.rollout.places import describe
+from sharpen.agent.rollout.retries import Ending
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.placement.isolated.messages import (
     OUT_OF_MEMORY,

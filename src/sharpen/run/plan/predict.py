@@ -6,15 +6,171 @@ In: a `Case`. Out: a `Plan`, which lists its assumptions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
+from sharpen.config.recorded import latest_last
+from sharpen.config.run import RunConfig
+from sharpen.config.trainer import LoraConfig
+from sharpen.errors import ConfigError
 from sharpen.run.plan.case import Case
-from sharpen.run.plan.fit import Settings, suggest
-from sharpen.run.plan.hardware import GIB
-from sharpen.run.plan.memory import GAPS, PROCESS, DeviceMemory, offloaded_bytes, places
-from sharpen.run.plan.timing import StepTime, settings_key
+from sharpen.run.plan.hardware import GIB, Hardware
+from sharpen.run.plan.memory import GAPS, PROCESS, DeviceMemory, in_flight, offloaded_bytes, places
+from sharpen.run.plan.record import FILE, read_plan
+
+# The time of a step, taken from earlier runs: it is never computed from throughput rates.
+#
+# In: a run's settings, the directories of earlier runs. Out: a `StepTime` with its source; None if nothing was
+# measured.
+
+_WITHOUT_EFFECT: dict[str, Any] = {
+    **dict.fromkeys(("project", "name", "checkpoint_root_dir", "monitor_type"), True),
+    **dict.fromkeys(("monitor_rollouts", "time_limit_s", "seed"), True),
+    **dict.fromkeys(("evaluation", "eval_dataset", "check", "certificate"), True),
+    "train_dataset": {"total_steps", "total_epochs"},
+}
+"""Settings that do not affect the time of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of a step, and where they were measured."""
+
+    seconds: float
+    source: str
+
+
+def settings_key(config: RunConfig) -> str:
+    """Return a key that is equal for two runs whose steps do the same work."""
+    content = config.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def last_step_time(config: RunConfig, hardware: Hardware, run_dirs: Iterable[Path]) -> StepTime | None:
+    """Return the step time of the latest of these runs with the same settings and devices; None if there is none."""
+    wanted = settings_key(config), hardware.name
+    for run_dir in reversed(latest_last(run_dir for run_dir in run_dirs if (run_dir / FILE).exists())):
+        with contextlib.suppress(ConfigError):  # the file of another program may hold anything
+            content = read_plan(run_dir)
+            before, measured = content["before"], content.get("measured", {})
+            if (before.get("settings"), before.get("hardware")) == wanted and measured.get("step_s") is not None:
+                source = f"median of {measured['num_steps']} steps of {run_dir.name}"
+                return StepTime(seconds=measured["step_s"], source=source)
+    return None
+
+
+# Find the smallest change of settings with which a run fits, by trying changes on the memory model.
+#
+# In: a case that does not fit, and a function that says whether a case fits. Out: the settings to change. Smaller sets
+# of changes are tried first, and sets of the same size in the order of `CHANGES`, cheapest first, each change at its
+# strongest. In the first set that fits, every change is then weakened as far as possible.
+
+Fits = Callable[[Case], bool]
+Settings = Mapping[str, Any]
+Levels = Sequence[Settings]
+"""The settings of one change, from its weakest level to its strongest."""
+_LEAST_TOKENS = 512
+_RANK = 16
+
+
+def suggest(case: Case, fits: Fits) -> Settings | None:
+    """Return the smallest set of changes that fits, by dotted key; None if none does."""
+    changes = [levels for levels in (make(case) for make in CHANGES) if levels]
+    for count in range(1, len(changes) + 1):
+        for chosen in combinations(changes, count):
+            strongest = [len(levels) - 1 for levels in chosen]
+            changed = case.changed(_settings(chosen, strongest))
+            if _possible(changed) and fits(changed):
+                return _settings(chosen, _weaken(case, chosen, strongest, fits))
+    return None
+
+
+def _possible(case: Case) -> bool:
+    """Whether the changes go together: other optimizers than AdamW do not update sharded weights."""
+    return case.config.trainer.optimizer == "adamw" or not case.config.trainer.has_ranks
+
+
+def _settings(chosen: Sequence[Levels], indices: Sequence[int]) -> dict[str, Any]:
+    return {name: value for levels, at in zip(chosen, indices, strict=True) for name, value in levels[at].items()}
+
+
+def _weaken(case: Case, chosen: Sequence[Levels], indices: Sequence[int], fits: Fits) -> list[int]:
+    """Lower each change to the weakest level that still fits with the others, the most expensive change first."""
+    weakest = list(indices)
+    for number in reversed(range(len(weakest))):
+        while weakest[number] > 0:
+            tried = [*weakest[:number], weakest[number] - 1, *weakest[number + 1 :]]
+            if not fits(case.changed(_settings(chosen, tried))):
+                break
+            weakest = tried
+    return weakest
+
+
+def _checkpointing(case: Case) -> Levels:
+    return [] if case.config.trainer.gradient_checkpointing else [{"trainer.gradient_checkpointing": True}]
+
+
+def _micro_batch(case: Case) -> Levels:
+    """Halve the micro-batch. A longer sequence is computed on its own, so fewer tokens than the longest sequence save
+    nothing."""
+    least = max(_LEAST_TOKENS, case.workload.longest)
+    tokens, levels = case.config.trainer.max_tokens_per_micro_batch, []
+    while tokens // 2 >= least:
+        tokens //= 2
+        levels.append({"trainer.max_tokens_per_micro_batch": tokens})
+    if tokens > least:
+        levels.append({"trainer.max_tokens_per_micro_batch": least})
+    return levels
+
+
+def _kv_cache(case: Case) -> Levels:
+    """Halve the number of sequences computed at the same time."""
+    slots, levels = in_flight(case) if case.engine is not None else 1, []
+    while slots > 1:
+        slots //= 2
+        levels.append({"engine.max_slots": slots})
+    return levels
+
+
+def _optimizer(case: Case) -> Levels:
+    """Keep the moments in 8 bits."""
+    return [{"trainer.optimizer": "adamw_8bit"}] if case.config.trainer.optimizer == "adamw" else []
+
+
+def _lora(case: Case) -> Levels:
+    return [] if case.config.trainer.lora is not None else [{"trainer.lora": LoraConfig(rank=_RANK)}]
+
+
+def _processes(case: Case) -> Levels:
+    """Double the GPUs that train."""
+    count, levels = case.num_trainers, []
+    while not case.on_cpu and count * 2 <= case.hardware.count:
+        count *= 2
+        levels.append({"trainer.num_processes": count})
+    return levels
+
+
+def _offload(case: Case) -> Levels:
+    return [] if case.config.trainer.cpu_offload or case.on_cpu else [{"trainer.cpu_offload": True}]
+
+
+CHANGES: tuple[Callable[[Case], Levels], ...] = (
+    _checkpointing,
+    _micro_batch,
+    _kv_cache,
+    _optimizer,
+    _lora,
+    _processes,
+    _offload,
+)
+"""The changes, cheapest first. A change that is not possible has no levels."""
+
 
 MB = 2**20
 

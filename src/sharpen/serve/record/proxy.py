@@ -29,9 +29,8 @@ from sharpen.gateway.routes import HEALTH, Route, route_of
 from sharpen.gateway.server import CLIENT_CLOSED_REQUEST, disconnected, read_body
 from sharpen.serve.front import check_key
 from sharpen.serve.metrics import CONTENT_TYPE, Metric, Requests, exposition
-from sharpen.serve.record.answer import Answer
+from sharpen.serve.record.answer import Answer, data_of, events, is_done
 from sharpen.serve.record.asked import ADDED, Asked, ask, dump_as_sent
-from sharpen.serve.record.events import data_of, events, is_done
 from sharpen.serve.record.sessions import RecordedSession, RecordedSessions
 from sharpen.serve.record.upstream import Headers, Upstream, forwarded, unreachable
 from sharpen.types import Call

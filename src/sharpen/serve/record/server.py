@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sharpen import __version__
-from sharpen.config.gateway import GatewayConfig
+from sharpen.config.sections import GatewayConfig
 from sharpen.gateway.listening import AppServer, url_of
 from sharpen.interrupts import stop_signals
 from sharpen.learning.experience.journal import Journal

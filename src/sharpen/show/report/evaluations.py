@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from sharpen.agent.rollout.answers import TRIMMED
-from sharpen.agent.transcript import message_text
+from sharpen.agent.transcript import TRIMMED, message_text
 from sharpen.errors import ImageError
 from sharpen.learning.experience.reading import find_rollouts, read_groups
 from sharpen.learning.experience.records import CHECK

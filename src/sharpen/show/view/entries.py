@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sharpen.agent.rollout.answers import TRIMMED
-from sharpen.agent.transcript import clean_for_page, message_text, tool_calls
+from sharpen.agent.transcript import TRIMMED, clean_for_page, message_text, tool_calls
 from sharpen.learning.experience.reading import has
 from sharpen.learning.experience.records import CHECK
 from sharpen.types import Outcome, step_of_group

@@ -101,7 +101,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     },
     f"{_FLOWS}.on_policy_distill_workflow": {
         **_USUAL,
-        **_from("distillation", "OnPolicyDistillWorkflow OnPolicyDistillMathWorkflow"),
+        **_from("simple", "OnPolicyDistillWorkflow OnPolicyDistillMathWorkflow"),
     },
     f"{_FLOWS}.agentscope": {},
     f"{_FLOWS}.agentscope.react": {},
@@ -132,10 +132,10 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "trinity.utils.registry": _from("registry", "Registry"),
     "verl": {},
     "verl.utils": {},
-    "verl.utils.py_functional": _from("imports.verl", "timeout_limit"),
+    "verl.utils.py_functional": _from("imports.functions", "timeout_limit"),
     "verl.utils.reward_score": {},
     "verl.utils.reward_score.prime_math": {},
-    "verl.utils.reward_score.prime_math.grader": _from("imports.verl", "math_equal"),
+    "verl.utils.reward_score.prime_math.grader": _from("imports.functions", "math_equal"),
 }
 
 

@@ -9,12 +9,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sharpen.compat.trinity.yaml import expert, replay
+from sharpen.compat.trinity.yaml import expert, synchronizer
 from sharpen.compat.trinity.yaml.correction import rollout_correction
 from sharpen.compat.trinity.yaml.draft import Draft
 from sharpen.compat.trinity.yaml.functions import SUPERVISED
 from sharpen.compat.trinity.yaml.rules import answer_section
-from sharpen.config.former import DEFAULT_PROJECT, former_run
+from sharpen.config.run import DEFAULT_PROJECT
 
 _SERVE = "run `sharpen serve --config FILE`: it answers applications, and the trainer (mode train) learns from them"
 _VERL = {
@@ -99,7 +99,7 @@ def _run_folder(draft: Draft, name: str) -> Path:
     """The directory of the run of this name."""
     root = Path(str(draft.given.get("checkpoint_root_dir", "checkpoints")))
     project = str(draft.given.get("project", DEFAULT_PROJECT))
-    return former_run(root, project, name) or root / project / name
+    return root / project / name
 
 
 def sizes(draft: Draft) -> None:
@@ -116,7 +116,7 @@ def sizes(draft: Draft) -> None:
         train -= rows
     elif rollouts and rows:
         draft.say(f"a step trains on all {rollouts} rollouts and {rows} of the expert's rows", "buffer.batch_size")
-    replay.replay(draft, rollouts, train)
+    synchronizer.replay(draft, rollouts, train)
     updates = 1
     if train in (None, 0, rollouts) or "replay_share" in draft.tree.get("sampling", {}):
         pass  # one update of everything

@@ -18,7 +18,7 @@ from sharpen.evidence.certificate.certificate import ComparedGradients
 from sharpen.evidence.certificate.checks import MEANING, MEANING_OF_DRAWS, MEANING_OF_ROWS
 from sharpen.evidence.certificate.lineage import in_words
 from sharpen.show.monitor import spent
-from sharpen.show.monitor.intervals import ratio
+from sharpen.show.monitor.statistics import ratio
 from sharpen.show.view.data.measures import Count, Series, counts, finite, thinned
 from sharpen.show.view.data.runs import SPARK_POINTS, RunRow, run_row
 from sharpen.show.view.diagnoses import Diagnosis

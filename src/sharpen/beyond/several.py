@@ -1,4 +1,4 @@
-"""Trains one configuration several times, each in a process of its own.
+"""Several runs of one configuration, each in a process of its own, and the mean over them with its interval.
 
 In: a configuration file, overrides. Out: the summary of each run. A run has a fixed name, made of the file's, so that
 calling the same command again continues what was interrupted and trains nothing twice.
@@ -12,7 +12,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
+
+from sharpen.show.monitor.statistics import student
+
+# Trains one configuration several times, each in a process of its own.
+#
+# In: a configuration file, overrides. Out: the summary of each run. A run has a fixed name, made of the file's, so that
+# calling the same command again continues what was interrupted and trains nothing twice.
 
 Settings = Mapping[str, Any]
 Train = Callable[[str, Settings], "Trained"]
@@ -66,3 +74,30 @@ def trainer(options: Sequence[str], program: Sequence[str] = _PROGRAM) -> Train:
 def base_name(config: Path, name: str | None) -> str:
     """Return what the names of the runs begin with: the configured name, else that of the file."""
     return name or config.stem
+
+
+# The mean over a few runs, with its interval.
+#
+# In: one number of each run. Out: a `Spread`. Runs are few, so the interval is Student's.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The mean of `count` runs, its 95% interval (None: a single run), the standard deviation between runs."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    deviation: float | None
+    count: int
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """Return the mean with Student's interval; None without values."""
+    if not values:
+        return None
+    mean, count = fmean(values), len(values)
+    if count == 1:
+        return Spread(mean=mean, low=None, high=None, deviation=None, count=1)
+    low, high = student(values)
+    return Spread(mean=mean, low=low, high=high, deviation=stdev(values), count=count)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sharpen.beyond.several.runs import Train, Trained
+from sharpen.beyond.several import Train, Trained
 from sharpen.config.extras import install_command
 from sharpen.errors import ConfigError
 

@@ -1,1 +1,0 @@
-"""Several runs of one configuration: other seeds, other settings."""

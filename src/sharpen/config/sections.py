@@ -1,0 +1,94 @@
+"""The small sections of a run's configuration: `cluster`, `gateway`, `journal` and `sync`."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from sharpen.config.public import Strict
+
+
+class ClusterConfig(Strict):
+    """Placement of the run's parts by Ray (`execution: ray`). Each of the `model.inference_engine_num` engines gets
+    `model.tensor_parallel_size` GPUs, each of the `trainer.num_processes` ranks gets one."""
+
+    ray_address: str | None = None
+    """Address of a running Ray: `auto` on one of its machines, or `host:port`; None starts one on this machine."""
+    num_workers: int = Field(default=2, ge=1)
+    """Processes that run workflow and judge."""
+    rollouts_per_worker: int = Field(default=128, ge=1)
+    """Rollouts that run at the same time in one of these processes."""
+    colocate: bool = False
+    """One engine and one rank of the trainer share each GPU; false gives each its own GPUs."""
+    worker_output: bool = False
+    """Show the output of workflow and judge, each line with its process; else it goes only to Ray's logs."""
+
+
+class GatewayConfig(Strict):
+    """The HTTP server through which agents in other processes reach the model; each needs its rollout's key."""
+
+    host: str = "127.0.0.1"
+    """Address at which it listens. Containers need another than the loopback: that of their bridge, or `0.0.0.0` for
+    every network of the machine (docs/use/commands.md)."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Its port, for firewalls that let one through; 0 is any free one. Auxiliary models have servers of their own, at
+    any free port. Not with Ray, where each process has its own."""
+
+    max_body_mb: int = Field(default=64, ge=1, le=1024)
+    """Megabytes that the body of a request may have; a larger one is refused with status 413."""
+    max_header_kb: int = Field(default=64, ge=8, le=1024)
+    """Kilobytes that the headers of a request may have; larger ones are refused with status 400."""
+    max_connections: int = Field(default=8192, ge=1)
+    """Connections at once; a further one is refused with status 429. Half of the files that the process may open is
+    the most (`ulimit -Hn`: the limit that programs start with is raised to what is needed)."""
+    max_requests_per_key: int = Field(default=1024, ge=1)
+    """Requests with the same key that are answered at once; a further one is refused with status 429, after which
+    vendors' clients try again."""
+
+    @field_validator("host")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        try:
+            ip_address(value)
+        except ValueError as error:
+            raise ValueError(
+                f"must be an IP address of this machine, like 0.0.0.0 or 172.17.0.1, got {value!r}"
+            ) from error
+        return value
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        return ip_address(self.host).is_loopback
+
+
+class JournalConfig(Strict):
+    """The journal of a run, `run.db`."""
+
+    keep_steps: int | None = Field(default=None, ge=1)
+    """Steps before the last checkpoint whose rollouts keep their text: messages, answers, tracebacks. Of older ones,
+    and of evaluations before them, it is dropped when a checkpoint is saved; token ids, numbers and rewards stay
+    (docs/use/long-runs.md). None keeps all."""
+
+
+SyncStyle = Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer", "fully_async"]
+
+
+class SyncConfig(Strict):
+    """When the engine gets new weights, and how far rollouts run ahead of the trainer. The default is synchronous: a
+    step's rollouts start once the engine serves the weights of the previous step."""
+
+    style: SyncStyle = "fixed"
+    """What starts a sync: with `fixed` both sides wait for each other; with `dynamic_by_explorer` the rollouts start
+    it, with `dynamic_by_trainer` the trainer; with `fully_async` weights move while rollouts continue
+    (docs/use/asynchronous.md)."""
+    interval: int = Field(default=1, ge=1)
+    """Steps between two syncs, counted on the side that starts them."""
+    offset: int = Field(default=0, ge=0)
+    """Batches rolled out before the first sync, beyond the first interval: the number of steps by which rollouts stay
+    ahead. Not with `fully_async`."""
+    max_staleness: int | None = Field(default=None, ge=1)
+    """Greatest age of a step's oldest token, in policy versions (updates); rollouts wait rather than exceed it. None is
+    what the style needs: the updates of `offset + interval - 1` steps, and of one more interval unless `fixed`."""
