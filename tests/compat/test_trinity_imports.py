@@ -96,7 +96,7 @@ print("torch" in sys.modules, "done")
             "has no 'Worflow' of trinity.common.workflows; did you mean '",
         ),
         ("from trinity.common.config import Config", "has no 'Config' of trinity.common.config"),
-        ("from trinity.algorithm import ADVANTAGE_FN", "has no module 'trinity.algorithm'"),
+        ("from trinity.algorithm import ADD_STRATEGY", "has no 'ADD_STRATEGY' of trinity.algorithm"),
         ("import trinity.trainer.verl.dp_actor", "has no module 'trinity.trainer'"),
         ("from trinity.utils.log import EID", "it is in trinity.common.experience"),
         ("from verl import DataProto", "has no 'DataProto' of verl"),

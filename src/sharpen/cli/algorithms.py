@@ -1,6 +1,6 @@
 """`sharpen algorithms`: every algorithm with its parts, formulas, defaults and source.
 
-In: the command line. Out: the text of `algorithm_text`, only the names, or JSON.
+In: the command line. Out: a text as wide as the screen, only the names, or JSON.
 """
 
 from __future__ import annotations

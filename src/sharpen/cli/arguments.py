@@ -132,12 +132,17 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(takes_default=True)
     add_set(parser)
     add_stage(parser)
+    add_imports(parser)
+
+
+def add_imports(parser: argparse.ArgumentParser) -> None:
+    """Add what loads plugins of Trinity-RFT, and lets code import its names."""
     parser.add_argument(
         "--plugin-dir",
         action="append",
         type=Path,
         metavar="DIR",
-        help="load the Python files of this folder first, for the workflows and rewards that they register",
+        help="load the Python files of this folder first, for the workflows, rewards and algorithms that they register",
     )
     parser.add_argument(
         "--trinity-imports",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from sharpen.cli.arguments import add_json, add_run, print_json, run_of, say
+from sharpen.cli.arguments import add_imports, add_json, add_run, print_json, run_of, say
 
 
 def add_certify(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,7 @@ def add_certify(parser: argparse.ArgumentParser) -> None:
         help="make the updates of these steps once more, by a plain loop, and compare every weight (default: all steps "
         "with checkpoints)",
     )
+    add_imports(parser)
     add_json(parser)
 
 

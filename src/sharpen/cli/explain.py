@@ -1,7 +1,7 @@
 """`sharpen explain`: every resolved value of a configuration, and its origin.
 
 In: a `ResolvedConfig`. Out: a table on a terminal, as wide as it; elsewhere one line for each setting, for
-searching. For settings that are not given it shows the effective value and its origin (`effective`). Overrides, notices
+searching. For settings that are not given it shows the effective value and its origin. Overrides, notices
 and the formats of a model that is here follow at the end, and the reason if the run would be refused.
 """
 

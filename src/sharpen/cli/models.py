@@ -1,6 +1,6 @@
 """`sharpen models`: which families of models can be served and trained; `sharpen models PATH`: whether one can.
 
-In: the command line. Out: the table of `families.support`, or an answer about one checkpoint, of which `config.json`
+In: the command line. Out: the table of `models.support`, or an answer about one checkpoint, of which `config.json`
 alone is read. Exit code 1: it cannot be served and trained here.
 """
 

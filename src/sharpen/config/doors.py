@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from sharpen.config.functions import import_object
+from sharpen.config.functions import import_object, prepare
 from sharpen.errors import ConfigError
 
 
@@ -29,6 +29,7 @@ def find_part(kind: str, name: str, ours: Mapping[str, Any]) -> Any:
     if name in ours:
         return ours[name]
     if ":" in name:
+        prepare()
         return import_object(name)
     announced = _announced(kind)
     if name not in announced:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import zlib
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from sharpen.errors import ConfigError
 
 FILE_MODULE = "sharpen_user_"
 """Prefix of the names of modules loaded from a file."""
+PREPARED = "SHARPEN_PREPARATIONS"
+"""The environment variable by which processes that this one starts know of its preparations."""
 PREPARATIONS: list[str] = []
 """Functions, each as `package.module:function`, that were called in this process before the user's code was imported.
 Another process that loads this code calls them first (`placement.user_code`)."""
@@ -49,6 +52,13 @@ def import_object(name: str) -> Any:
             raise ConfigError(f"{place} has no {attributes!r}{f'; did you mean {near[0]!r}?' if near else ''}")
         value = found
     return value
+
+
+def prepare() -> None:
+    """Call what the process that started this one had called before it imported the user's code."""
+    for name in os.environ.get(PREPARED, "").split():
+        if name not in PREPARATIONS:
+            import_function(name)()
 
 
 def place_of(name: str) -> tuple[str, str]:

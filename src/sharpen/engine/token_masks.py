@@ -130,7 +130,7 @@ def _read_vocabulary(folder: str | Path) -> Vocabulary:
 
 
 def _end_ids(folder: str | Path, config: Any) -> list[int]:
-    """Return the ids that end a response, as `inference.families.end_token_ids` does for a loaded model."""
+    """Return the ids that end a response, as `engine.families.end_token_ids` does for a loaded model."""
     from transformers import GenerationConfig
 
     with contextlib.suppress(OSError):  # without that file they are those of the configuration

@@ -25,14 +25,14 @@ from sharpen.types import IntArray, Picture, PictureSpan
 MAX_IMAGES = 100
 """In one request: what Anthropic's API takes."""
 MAX_IMAGE_BYTES = 20 << 20
-"""As a file. How many pixels it may have is the bound of who decodes it (`families.images`)."""
+"""As a file. How many pixels it may have is the bound of who decodes it (`models.images`)."""
 _WITHOUT_SPACES = str.maketrans("", "", string.whitespace)
 MARKS = (b'"image_url"', b'"input_image"', b'"image"')
 """One of them is in every body with an image: the type of its part."""
 
 
 class Eyes(Protocol):
-    """How a model looks at images (`families.images.Eyes`). From any thread. All raise `ImageError`."""
+    """How a model looks at images (`models.images.Eyes`). From any thread. All raise `ImageError`."""
 
     def features(self, picture: Picture) -> Any:
         """Decode a picture, so that the other methods need not."""

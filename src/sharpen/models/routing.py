@@ -5,7 +5,7 @@ trainer replays them, because its own choice could differ where two experts' sco
 then differs by far more than rounding. Nothing of a router is computed here: its own forward pass runs, and only the
 `topk` within it, which chooses the experts, is recorded or given the recorded choice. So the weights of the experts are
 computed from the router's own scores in the way of its family, and gradients flow to them. A balance loss
-(`families.balance`) is added to the gradient of the logits, the output of the one linear layer within.
+(`models.balance`) is added to the gradient of the logits, the output of the one linear layer within.
 
 Shape suffixes: N computed tokens, L layers with a router, K experts of a token, E experts of a layer.
 """

@@ -2,7 +2,7 @@
 
 In: the configuration of a checkpoint. Out: one from which transformers builds the checkpoint's own class without these
 towers. A text agent never needs them; their tensors go from checkpoint to checkpoint byte for byte, as all that
-transformers does not load (`families.checkpoint`). Gemma 3n's towers are kept so: that for images is of the package
+transformers does not load (`models.checkpoint`). Gemma 3n's towers are kept so: that for images is of the package
 timm, which transformers needs to build it.
 
 Gemma 3n's text decoder has no embeddings of the tokens for images and sounds, which a text may have and a model may

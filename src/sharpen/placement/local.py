@@ -34,7 +34,7 @@ walks again and again over the rollouts in flight, whose objects live on."""
 
 
 class LocalServing:
-    """Satisfies `execution.place.Serving`."""
+    """Satisfies `placement.place.Serving`."""
 
     def __init__(self, job: Job[Recipe]) -> None:
         """Load the job's models into engines and start serving them.

@@ -50,7 +50,7 @@ class Serving(Place, Protocol):
         """Load new weights into the engines and wait until they serve them. Auxiliary models keep their weights."""
 
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
-        """Start sampling probes with the served weights; see `execution.probe`."""
+        """Start sampling probes with the served weights; see `placement.probe`."""
 
     def num_answered(self) -> int:
         """Return how many calls of the trained model have ended so far, as far as this process knows."""

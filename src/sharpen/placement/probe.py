@@ -38,7 +38,7 @@ async def sample_probes(
 
 
 class Probed(Protocol):
-    """What is asked for probes: a model's folder and its engines; see `execution.place.Serving`."""
+    """What is asked for probes: a model's folder and its engines; see `placement.place.Serving`."""
 
     @property
     def folder(self) -> Path: ...

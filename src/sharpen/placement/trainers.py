@@ -70,7 +70,7 @@ def make_trainer(
     probe: Sequence[Experience] = (),
 ) -> AnyTrainer:
     """Load the trainer of a job. `ranks` starts its ranks elsewhere (None: on this machine); `probe` comes from
-    `execution.probe.probe_at_start`. Raises `ParityError` if the engine of the probe serves another model, `ModelError`
+    `placement.probe.probe_at_start`. Raises `ParityError` if the engine of the probe serves another model, `ModelError`
     for an architecture that is not supported, `RankError` if a process does not start."""
     from sharpen.learning.trainer.roles import TrainerPlan
 

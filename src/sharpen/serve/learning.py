@@ -145,7 +145,7 @@ def _without_effect(resolved: ResolvedConfig) -> list[str]:
 
 
 class _Probing:
-    """What probes at the start need; see `execution.place.Serving`."""
+    """What probes at the start need; see `placement.place.Serving`."""
 
     def __init__(self, model: Loaded) -> None:
         self.folder, self._thread, self._engine = model.folder, model.thread, model.engine

@@ -1,6 +1,6 @@
 """The built-in operators on rollouts.
 
-In: the groups of a step. Out: the same groups, with other rewards or with rollouts dropped (`operators.changes`).
+In: the groups of a step. Out: the same groups, with other rewards or with rollouts dropped (`drop`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs attempts in this process, on the user loop, under their time limit.
 
 In: `AttemptRequest`, one attempt to make. Out: `Attempt`, its outcome and recorded calls. The runner decides which
-attempts to make, and retries after failures. The room `execution` has another `AttemptRunner`: processes of Ray.
+attempts to make, and retries after failures. The room `placement` has others: processes here, and actors of Ray.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Attempt:
     1970) and its duration.
 
     `num_answers` counts the answers that the agent received, recorded or not; None if unknown. `beside` are the
-    parts of a divided attempt that answer other questions, by the question's name (see `members`).
+    parts of a divided attempt that answer other questions, by the question's name (see `runner`).
     """
 
     ending: Ending

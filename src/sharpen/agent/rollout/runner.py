@@ -12,7 +12,7 @@ Failures that the model did not cause are retried (see `retries`), in a new sess
 its own message, unless a rollout of these tasks has already ended well: then it is a failure like others.
 
 If the workflow makes whole groups, one attempt makes all rollouts of a group and takes as many slots. It ends, fails
-and is retried as one; `members` divides its calls among the rollouts. So it does where a rollout answered
+and is retried as one; its calls are divided among the rollouts (below). So it does where a rollout answered
 further questions that are trained: those are groups at the side of the task's.
 """
 

@@ -1,8 +1,7 @@
 """The order in which tasks are drawn: a sequence for each epoch, with a position that can be saved.
 
 In: number of tasks, seed, batch size. Out: batches of task indices. The order depends on nothing else, so that a
-resumed run draws what the interrupted one would have drawn. `difficulty` has an order that also depends on rewards;
-`selection` chooses between them.
+resumed run draws what the interrupted one would have drawn. Another order also depends on rewards.
 """
 
 from __future__ import annotations

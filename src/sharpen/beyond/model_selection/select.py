@@ -3,7 +3,7 @@
 In: the user's functions, tasks, candidates. Out: the best candidate, unchanged, and figures. A `TunerModelConfig` is
 served here, one after the other; any other candidate is passed to the workflow as it is.
 
-`trials.results` says how failures count, `trials.ranking` which candidates are eligible.
+`trials.ranking` says how failures count, `trials.ranking` which candidates are eligible.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from sharpen.types import Task
 #
 # An optimizer needs a number for every task. A failure of the agent scores the worst reward of the initial prompt, at
 # most 0. A task that something else made fail scores what the initial prompt got on it, which favours neither prompt.
-# `trials.results` has the rule for the final comparison.
+# `trials.ranking` has the rule for the final comparison.
 
 MAX_TEXT = 4000
 """The most characters of a task or an answer in a prompt of the proposing model."""

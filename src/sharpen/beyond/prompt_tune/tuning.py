@@ -2,7 +2,7 @@
 tasks.
 
 In: the user's functions, a prompt, datasets. Out: a prompt and figures. Workflows run on the rollout runner, with its
-time limit; `trials.results` says how failures count.
+time limit; `trials.ranking` says how failures count.
 
     train_dataset ─► to propose from (a fifth) ─► optimizer ─► prompts ─┐
                 └──► to validate on ◄── each prompt on each task once ◄─┘ ─► the best of them

@@ -10,6 +10,7 @@ Every name is loaded on first use; none of them loads torch.
 - `adapter`: runs such a class as one of our workflows
 - `results`: what it returned as rewards of rollouts
 - `registry`: workflows and reward functions by name
+- `algorithms`: advantages, losses and more that plugins register, as parts of ours
 - `simple`: workflows of one call
 - `steps`: workflows of many steps
 - `react`: AgentScope's agent as a workflow

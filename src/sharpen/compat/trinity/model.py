@@ -312,7 +312,7 @@ class ModelWrapper:
         return experiences
 
     def convert_messages_to_experience(self, messages: Sequence[Mapping[str, Any]]) -> Experience:
-        """One experience for the answers that made this conversation (see `conversation.answers_in`).
+        """One experience for the answers that made this conversation (see `answers_in`).
 
         Nothing is tokenized again: it stands for the recorded calls. Raises `ConfigError` where no call made it.
         """
@@ -338,7 +338,7 @@ class ModelWrapper:
     def recognize(self, name: str, experiences: Sequence[Experience]) -> list[Experience]:
         """The experiences that the workflow `name` returned, with those that it constructed replaced by recorded ones.
 
-        Raises `ConfigError` where they are not what was recorded (see `claim`).
+        Raises `ConfigError` where they are not what was recorded (see `experience`).
         """
         answers = self._answers() if any(experience.claim is not None for experience in experiences) else {}
         calls = {index: answer.call for index, answer in answers.items() if answer.call and _delivered(answer)}

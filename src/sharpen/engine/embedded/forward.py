@@ -186,7 +186,7 @@ def kv_layout(model: Any, shape: ModelShape) -> KVLayout:
 
 
 class GenericForward:
-    """The forward pass of any model that `families.inspect_model` accepts, through the model's own modules."""
+    """The forward pass of any model that `models.inspect_model` accepts, through the model's own modules."""
 
     def __init__(self, model: Any) -> None:
         from transformers import AttentionInterface

@@ -32,7 +32,7 @@ Indices = npt.NDArray[np.int64]
 class SlotRequest:
     """A job: a request, the future of its result, and the tokens sampled before it was last suspended.
 
-    `ids_T` are the prompt's ids and the sampled ones; of its images, the marks (`families.marks`).
+    `ids_T` are the prompt's ids and the sampled ones; of its images, the marks (`models.marks`).
     """
 
     request: GenerateRequest

@@ -1,7 +1,7 @@
 """The bookkeeping of what vLLM's tower saw, for a vLLM that may not compute a prompt in parts.
 
 In: requests that vLLM's scheduler begins. Out: whether there is room for an image, which is always. vLLM imports this
-module in its core process, because `inference.vllm.pictures` names the class.
+module in its core process, because `engine.vllm.pictures` names the class.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class VLLMEngine:
         return engine
 
     async def _prepare(self, model_path: str, version: int) -> None:
-        """Prepare the workers (`inference.vllm.worker.WorkerExtension.sharpen_prepare`), and tell them the version."""
+        """Prepare the workers (`engine.vllm.worker.WorkerExtension.sharpen_prepare`), and tell them the version."""
         answers = await self._llm.collective_rpc("sharpen_prepare", args=(self._routes is not None,))
         if failed := max(answers):
             raise ModelError(

@@ -4,9 +4,9 @@ In: tensors under their Hugging Face names. Out: workers that compute with them.
 
 | the tensors are                            | a worker receives them                                |
 |--------------------------------------------|-------------------------------------------------------|
-| on the worker's own GPU                    | through CUDA IPC handles (`inference.vllm.transfer`)  |
-| on another GPU                             | by an NCCL broadcast (`inference.vllm.broadcast`)     |
-| on the CPU, or if the trial of a way fails | from a file in memory (`inference.vllm.weights_file`) |
+| on the worker's own GPU                    | through CUDA IPC handles (`engine.vllm.transfer`)  |
+| on another GPU                             | by an NCCL broadcast (`engine.vllm.broadcast`)     |
+| on the CPU, or if the trial of a way fails | from a file in memory (`engine.vllm.transfer`) |
 
 The first two are tried once, before the first update. If one fails, all workers use the file, and a warning says why.
 """
@@ -82,7 +82,7 @@ class Loader:
         return only_gpu(tensors)
 
     async def _try_handles(self, gpu: torch.device) -> list[tuple[bool, str]]:
-        """Return each worker's answer to a trial of IPC handles; see `inference.vllm.transfer.try_to_read`."""
+        """Return each worker's answer to a trial of IPC handles; see `engine.vllm.transfer.try_to_read`."""
         values = trial(gpu)  # kept alive until all workers have read it
         return list(await self._llm.collective_rpc("sharpen_try_to_read", args=(pack({"trial": values}),)))
 

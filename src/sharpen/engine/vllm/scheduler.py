@@ -1,7 +1,7 @@
 """vLLM's scheduler for mixtures of experts on a CPU: it returns the experts of every token, as with a GPU.
 
-In: vLLM's core process, which imports this module because `inference.vllm.start` names the class. Out: outputs of
-requests with their experts, which `inference.vllm.experts` records in the workers.
+In: vLLM's core process, which imports this module because `engine.vllm.start` names the class. Out: outputs of
+requests with their experts, which `engine.vllm.experts` records in the workers.
 
 vLLM 0.32 refuses the setting that does this (`enable_return_routed_experts`) where there is no Triton, though nothing
 in its scheduler needs it.

@@ -1,4 +1,4 @@
-"""Starts vLLM's processes for `inference.vllm.engine`, with the settings that the engine's guarantees need.
+"""Starts vLLM's processes for `engine.vllm.engine`, with the settings that the engine's guarantees need.
 
 In: a model's folder and the engine's settings. Out: a started `AsyncLLM`, and the model's parameter names and shapes.
 """
@@ -27,7 +27,7 @@ from sharpen.models.table import family_of, refuse_unsupported
 MAX_TOP_LOGPROBS = 20
 """The maximum number of alternatives that a request may ask for at each position."""
 BACKEND = "sharpen"
-"""The name of the transfer backend of `inference.vllm.worker`."""
+"""The name of the transfer backend of `engine.vllm.worker`."""
 OWNER_VARIABLE = "SHARPEN_VLLM_OWNER"
 """The environment variable with the id of this process, for vLLM's processes."""
 FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
@@ -110,7 +110,7 @@ def start_llm(
     replica: tuple[int, int],
     max_lora_rank: int | None,
 ) -> Any:
-    """Start an `AsyncLLM` whose sockets are in `folder`; see `inference.vllm.engine.VLLMEngine.start`."""
+    """Start an `AsyncLLM` whose sockets are in `folder`; see `engine.vllm.engine.VLLMEngine.start`."""
     with _environment(folder, _core_binding(*replica, tensor_parallel_size)):
         from vllm.platforms import current_platform
 

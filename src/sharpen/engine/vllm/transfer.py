@@ -2,7 +2,7 @@
 
 In: tensors on one GPU (the trainer), or the packed handles (a worker). Out: a text with handles to the memory, and
 tensors that are that memory. A trial is sent first, whose values the worker checks: a driver, a container or an
-allocator may not allow it, or the worker may be on another GPU (see `inference.vllm.loading`).
+allocator may not allow it, or the worker may be on another GPU (see `engine.vllm.loading`).
 """
 
 from __future__ import annotations

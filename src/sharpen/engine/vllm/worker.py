@@ -3,7 +3,7 @@ their owner.
 
 In: the place or layout of new weights, through vLLM's own weight-transfer protocol (start, update, finish), and the
 owner's process id in the environment. Out: the worker's model changed in place. vLLM imports this module in each worker
-because `inference.vllm.start` names `WorkerExtension` as its extension. The import registers the transfer backend,
+because `engine.vllm.start` names `WorkerExtension` as its extension. The import registers the transfer backend,
 since the worker creates it right afterwards.
 """
 
@@ -45,9 +45,9 @@ class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class WeightsUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """How to get every parameter under its Hugging Face name: the path of a file (`inference.vllm.weights_file`),
-    handles to this GPU's memory (`inference.vllm.transfer`), or the layout of the trainer's broadcast
-    (`inference.vllm.broadcast`)."""
+    """How to get every parameter under its Hugging Face name: the path of a file (`engine.vllm.transfer`),
+    handles to this GPU's memory (`engine.vllm.transfer`), or the layout of the trainer's broadcast
+    (`engine.vllm.broadcast`)."""
 
     path: str = ""
     handles: str = ""
@@ -161,7 +161,7 @@ class WorkerExtension:
         return ""
 
     def sharpen_try_to_read(self, packed: str) -> tuple[bool, str]:
-        """See `inference.vllm.transfer.try_to_read`."""
+        """See `engine.vllm.transfer.try_to_read`."""
         return try_to_read(packed, self.device)
 
     def sharpen_join(self, port: int, members: Sequence[int], limit_s: float) -> str:

@@ -86,7 +86,7 @@ minutes."""
 
 
 class ProbedTrainer(Protocol):
-    """What is asked for gradients: `trainer.trainer.Trainer`, or `execution.ranks.group.TrainerGroup`."""
+    """What is asked for gradients: `trainer.trainer.Trainer`, or `placement.ranks.group.TrainerGroup`."""
 
     def gradients(self, experiences: Sequence[Experience], names: Collection[str] | None = None) -> Gradients:
         """See `Trainer.gradients`."""

@@ -1,7 +1,7 @@
 """Lets a mixture of experts compute with the experts that were recorded, to repeat an update.
 
 In: the experts of each token in each layer with a router. Out: a block within which transformers' own routers choose
-them. Nothing is shared with `families.routing`: every router chooses by one `topk` among all experts of a layer; the
+them. Nothing is shared with `models.routing`: every router chooses by one `topk` among all experts of a layer; the
 first of these calls in a forward pass is that of the first layer with a router, and so on.
 
 Shape suffixes: N tokens, L layers with a router, K experts of a token.

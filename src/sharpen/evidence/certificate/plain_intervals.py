@@ -1,6 +1,6 @@
 """The intervals and the test behind a verdict, written out a second time: nothing of `monitor` is used.
 
-In: rewards by task. Out: 95% intervals of means and of paired differences. Where `monitor.intervals` has closed forms
+In: rewards by task. Out: 95% intervals of means and of paired differences. Where `monitor.statistics` has closed forms
 and counts, here are the equations that define them: quadrature, roots, a characteristic function.
 
 Shape suffix: N tasks.

@@ -1,8 +1,8 @@
 """The images of a sequence, as transformers' own model takes them, to repeat an update.
 
 In: image files and the ids of a sequence. Out: the arguments of the model's forward pass beside the ids: pixels by the
-checkpoint's own image processor, and which ids stand for images. Nothing is shared with `families.images` and
-`families.sight`.
+checkpoint's own image processor, and which ids stand for images. Nothing is shared with `models.images` and
+`models.sight`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads a journal (`run.db`), also while a run is writing it.
 
 In: its path. Out: records equal to those that were added, except that tuples become lists, values of a task's row that
-JSON cannot hold become text, and rollouts whose text was dropped (`trimming`) are marked as `trimmed`.
+JSON cannot hold become text, and rollouts whose text was dropped (`journal`) are marked as `trimmed`.
 
 Shape suffixes: P prompt tokens, S sampled tokens of a call.
 """

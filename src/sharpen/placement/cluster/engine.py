@@ -1,7 +1,7 @@
 """An engine in its own actor, and its client for other processes.
 
 In: a `RunConfig`; weights as arrays in Ray's object store. Out: `EngineActor`, and `EngineClient`, which satisfies
-`inference.engine.Engine` in any process.
+`contracts.Engine` in any process.
 
 Ray restarts an actor that died and repeats its pending calls. This is safe: a call depends on its request alone, and
 none of it was recorded. A restarted actor answers no call until the coordinator has sent the current weights (`serve`).

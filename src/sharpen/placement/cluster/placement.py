@@ -131,7 +131,7 @@ def rank_starter(connection: Connection, count: int, role: Role = "trainer rank"
 
 
 class RayTraining:
-    """Satisfies `execution.place.Place` for a trainer without engines. Even a single rank runs in an actor."""
+    """Satisfies `placement.place.Place` for a trainer without engines. Even a single rank runs in an actor."""
 
     def __init__(self, config: RunConfig) -> None:
         """Start or join Ray and reserve the ranks' resources. Raises `ConfigError` as `cluster.serving.RayServing`."""

@@ -1,6 +1,6 @@
 """The ranks of a trainer in actors, one for each GPU (or several that share CPUs), on one or more machines.
 
-In: a `TrainerPlan` and placed actors. Out: `RayRanks`, which satisfies `execution.ranks.group.Calls`. Arguments are put
+In: a `TrainerPlan` and placed actors. Out: `RayRanks`, which satisfies `placement.ranks.group.Calls`. Arguments are put
 into the object store once, and each rank reads its arrays there. New weights stay there too: engines read them
 directly, not through the coordinator.
 """

@@ -72,7 +72,7 @@ class _EngineHandle:
 
 
 class RayServing:
-    """Satisfies `execution.place.Serving`."""
+    """Satisfies `placement.place.Serving`."""
 
     def __init__(self, job: Job[Recipe], *, grace_s: float = HARD_GRACE_S) -> None:
         """Start or join Ray, place the actors, load the models.

@@ -1,4 +1,4 @@
-"""The main program of a rank's process, started by `execution.ranks.processes`.
+"""The main program of a rank's process, started by `placement.ranks.processes`.
 
 In: inherited descriptors (a socket to the coordinator, the shared files of its calls and of the weights), and the
 ranks' rendezvous folder. Out: an answer for each call. The process ends when the socket is closed, even during a call.

@@ -1,6 +1,6 @@
 """The ranks of a trainer as processes of this machine, one for each GPU, or several that share the CPU.
 
-In: a `TrainerPlan` and a number of processes. Out: `Calls`. Each process is a new Python (`execution.ranks.main`) that
+In: a `TrainerPlan` and a number of processes. Out: `Calls`. Each process is a new Python (`placement.ranks.main`) that
 does not import the user's script. Arguments are pickled once into a file that all processes share, with their arrays as
 raw bytes; weights come back through another file. Small answers come through a socket, which also tells each side when
 the other is gone.

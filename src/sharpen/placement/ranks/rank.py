@@ -1,7 +1,7 @@
 """One rank of a trainer of several processes, in a local process or an actor of Ray.
 
 In: a `TrainerPlan`, the same for all ranks, and the number of this rank. Out: a trainer that holds this rank's shard of
-the weights, whose methods the coordinator calls on all ranks (`execution.ranks.group`).
+the weights, whose methods the coordinator calls on all ranks (`placement.ranks.group`).
 """
 
 from __future__ import annotations

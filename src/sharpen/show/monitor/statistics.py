@@ -251,7 +251,7 @@ def paired_difference(
 ) -> Difference:
     """Return after minus before over the tasks in both: Newcombe's interval where there are two different rewards, else
     Student's, so that `looks` such intervals hold jointly; both as far as 0 where the exact test does not agree that
-    there is a difference (`monitor.intervals`). `among` as in `accuracy`."""
+    there is a difference (`monitor.statistics`). `among` as in `accuracy`."""
     pairs = [(before[task], after[task]) for task in before if task in after]
     num_tasks = len(pairs)
     if num_tasks == 0:

@@ -40,9 +40,28 @@ _EVALUATION = _from(
 )
 _GRADING = _from("imports.functions", "grade_answer match_answer")
 _FLOWS = "trinity.common.workflows"
+_ADVANTAGES = _from("algorithms", "ADVANTAGE_FN AdvantageFn GroupAdvantage")
+_LOSSES = _from("algorithms", "POLICY_LOSS_FN PolicyLossFn")
+_KLS = _from("algorithms", "KL_FN KLFn")
+_ENTROPIES = _from("algorithms", "ENTROPY_LOSS_FN EntropyLossFn")
+_STRATEGIES = _from("algorithms", "SAMPLE_STRATEGY SampleStrategy")
+_ALGORITHMS = _from("algorithms", "ALGORITHM_TYPE AlgorithmType")
 
 MODULES: Mapping[str, Mapping[str, str]] = {
     "trinity": {},
+    "trinity.algorithm": {**_ADVANTAGES, **_LOSSES, **_KLS, **_ENTROPIES, **_STRATEGIES, **_ALGORITHMS},
+    "trinity.algorithm.algorithm": _ALGORITHMS,
+    "trinity.algorithm.advantage_fn": _ADVANTAGES,
+    "trinity.algorithm.advantage_fn.advantage_fn": _ADVANTAGES,
+    "trinity.algorithm.policy_loss_fn": _LOSSES,
+    "trinity.algorithm.policy_loss_fn.policy_loss_fn": _LOSSES,
+    "trinity.algorithm.kl_fn": _KLS,
+    "trinity.algorithm.kl_fn.kl_fn": _KLS,
+    "trinity.algorithm.entropy_loss_fn": _ENTROPIES,
+    "trinity.algorithm.entropy_loss_fn.entropy_loss_fn": _ENTROPIES,
+    "trinity.algorithm.sample_strategy": _STRATEGIES,
+    "trinity.algorithm.sample_strategy.sample_strategy": _STRATEGIES,
+    "trinity.algorithm.utils": _from("algorithms", "aggregate_loss masked_mean"),
     "trinity.common": {},
     "trinity.common.config": _from_layer("FormatConfig GenerationConfig"),
     "trinity.common.constants": _from("imports.functions", "TASKSET_PATH_ENV_VAR PLUGIN_DIRS_ENV_VAR"),

@@ -1,4 +1,4 @@
-"""The process of a game of ALFWorld, used by `alfworld_game`.
+"""The process of a game of ALFWorld, used by `alfworld`.
 
 In: lines of JSON, `{"open": FILE}` or `{"act": ACTION}`. Out: for each a line with `observation`, `reward` and `done`,
 or with `error`. It ends when its input does.

@@ -1,7 +1,7 @@
 """Trinity's agent that answers questions by searching and reading mails: AgentScope's `ReActAgent` with two tools.
 
 In: a row with a question, its answer, `inbox_address`, `query_date` and `message_ids` (the mail that holds the answer
-comes first); a database of mails (`mailbox`); an auxiliary model that judges. Out: the experiences of all the agent's
+comes first); a database of mails; an auxiliary model that judges. Out: the experiences of all the agent's
 calls, with the sum of `accuracy` and `format` as reward.
 """
 

@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sharpen.compat.trinity.algorithms import (
+    ADVANTAGE_FN,
+    ALGORITHM_TYPE,
+    ENTROPY_LOSS_FN,
+    KL_FN,
+    PART,
+    POLICY_LOSS_FN,
+    PartRegistry,
+    parameters_of,
+)
 from sharpen.compat.trinity.yaml.draft import Draft, is_one_of, shown
 from sharpen.compat.trinity.yaml.functions import (
     ADVANTAGES,
@@ -25,6 +35,8 @@ from sharpen.compat.trinity.yaml.functions import (
     Function,
 )
 from sharpen.compat.trinity.yaml.rules import alternatives, answer_section, choice, fixed, follow, later, nearest, to
+from sharpen.config.functions import import_object
+from sharpen.errors import ConfigError
 
 _TYPE = "algorithm.algorithm_type"
 _OFF_TARGET = {"target_kl": OFF_PART, "horizon": OFF_PART}
@@ -39,7 +51,9 @@ def algorithm(draft: Draft) -> None:
     if name in SUPERVISED:
         _supervised(draft, name)
     else:
-        advantage, loss = ALGORITHMS[name or "multi_step_grpo"]
+        advantage, loss = (
+            _own_functions(name) if name and name in ALGORITHM_TYPE else ALGORITHMS[name or "multi_step_grpo"]
+        )
         _advantage(draft, advantage)
         _policy_loss(draft, loss)
         _kl(draft)
@@ -62,7 +76,10 @@ def _algorithm_type(draft: Draft) -> str | None:
                 "is ppo)"
             )
         return None
-    known = [*ALGORITHMS, *SUPERVISED]
+    if name in ALGORITHM_TYPE:
+        _registered(draft, _TYPE, ALGORITHM_TYPE, _TYPE)
+        return name
+    known = [*ALGORITHMS, *SUPERVISED, *ALGORITHM_TYPE]
     if name not in known:
         draft.wrong(_TYPE, f"is {name!r}, which is no algorithm of Trinity-RFT's{nearest(name, known)}")
         return None
@@ -70,6 +87,26 @@ def _algorithm_type(draft: Draft) -> str | None:
     if name in DIFFERENT:
         draft.say(DIFFERENT[name], _TYPE)
     return name
+
+
+def _own_functions(name: str) -> tuple[str, str]:
+    """The advantage function and the policy loss of an algorithm that a plugin registered."""
+    algorithm = import_object(ALGORITHM_TYPE.place(name).removesuffix(f".{PART}"))
+    given = {"advantage_fn": "grpo", "policy_loss_fn": "ppo", **algorithm.default_config()}
+    return given["advantage_fn"], given["policy_loss_fn"]
+
+
+def _registered(draft: Draft, key: str, registry: PartRegistry, place: str) -> None:
+    """What a plugin registered takes the place of ours, or is refused in its words."""
+    try:
+        draft.set(place, registry.place(draft.given[key]), key)
+    except ConfigError as error:
+        draft.wrong(key, f"is {draft.given[key]!r}: {error}")
+
+
+def _registered_arguments(draft: Draft, key: str, registry: PartRegistry, name: str, place: str) -> None:
+    cls = import_object(registry.place(name).removesuffix(f".{PART}"))
+    _arguments(draft, key, Function(name=name, arguments={one: to(f"{place}.{one}") for one in parameters_of(cls)}))
 
 
 def _supervised(draft: Draft, name: str) -> None:
@@ -138,11 +175,16 @@ def _advantage(draft: Draft, usual: str) -> None:
             draft.refuse(former, "advantage_fn is given too: leave add_strategy out")
         key = former
     name = draft.get(key) or usual
+    if name in ADVANTAGE_FN:
+        if name != usual:
+            _registered(draft, key, ADVANTAGE_FN, "loss.advantage")
+        _registered_arguments(draft, key, ADVANTAGE_FN, name, "loss.advantage_args")
+        return
     if name == _STEP_WISE and draft.given.get(_TYPE) == "grpo":
         draft.set(_TYPE, "multi_step_grpo", key)
         draft.say("with algorithm_type grpo this is multi_step_grpo", key)
     elif name != usual and name not in ADVANTAGES:
-        draft.wrong(key, f"is {name!r}, which does not exist here{nearest(name, ADVANTAGES)}")
+        draft.wrong(key, f"is {name!r}, which does not exist here{nearest(name, [*ADVANTAGES, *ADVANTAGE_FN])}")
         return
     elif (name in DISTILL) != (usual in DISTILL):
         draft.refuse(key, _goes_with(name, usual, name in DISTILL))
@@ -184,10 +226,15 @@ def _goes_with(name: str, usual: str, special: bool) -> str:
 def _policy_loss(draft: Draft, usual: str) -> None:
     key = "algorithm.policy_loss_fn"
     name = draft.get(key) or usual
+    if name in POLICY_LOSS_FN:
+        if name != usual:
+            _registered(draft, key, POLICY_LOSS_FN, "loss.policy_loss")
+        _registered_arguments(draft, key, POLICY_LOSS_FN, name, "loss.policy_loss_args")
+        return
     if not usual:
         draft.idle("the loss is the divergence itself", key, f"{key}_args")
     elif name not in POLICY_LOSSES:
-        draft.wrong(key, f"is {name!r}, which does not exist here{nearest(name, POLICY_LOSSES)}")
+        draft.wrong(key, f"is {name!r}, which does not exist here{nearest(name, [*POLICY_LOSSES, *POLICY_LOSS_FN])}")
     elif name != usual and (name in MIXED or usual in MIXED):
         draft.refuse(key, _goes_with(name, usual, name in MIXED))
     else:
@@ -228,6 +275,8 @@ def _kl(draft: Draft) -> None:
     name = draft.get(key)
     if charged:
         _kl_penalty(draft, name)
+    elif name in KL_FN:
+        _registered(draft, key, KL_FN, "loss.kl")
     else:
         follow(draft, key, choice(KL))
     arguments = {**_OFF_TARGET, "kl_coef": OFF_PART if name == "none" else to("loss.kl_coef"), "adaptive": fixed(False)}
@@ -266,6 +315,8 @@ def _entropy(draft: Draft) -> None:
     known = ["mix", "none"] if draft.given.get(_TYPE) in MIXED else ["default", "none"]
     if name == "none":
         draft.set("loss.entropy_coef", 0.0, key)
+    elif name in ENTROPY_LOSS_FN:
+        _registered(draft, key, ENTROPY_LOSS_FN, key)
     elif name not in (None, "default", *known):
         draft.refuse(key, f"use {alternatives(known)}")
     of_coef = OFF_PART if name == "none" else to("loss.entropy_coef")

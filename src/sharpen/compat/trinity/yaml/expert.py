@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
+from sharpen.compat.trinity.algorithms import SAMPLE_STRATEGY
 from sharpen.compat.trinity.yaml.draft import Draft
 from sharpen.compat.trinity.yaml.functions import MIXED
 from sharpen.compat.trinity.yaml.rows import dataset_rules, fields_of_rows, row_format
@@ -41,6 +42,8 @@ def sample_strategy(draft: Draft, key: str, value: Any) -> None:
         draft.refuse(key, "an algorithm with an expert's rows mixes: leave it out")
     elif value == "mix" and not mixed:
         draft.refuse(key, "an expert's rows are mixed in by algorithm_type mix or mix_chord: set that")
+    elif value in SAMPLE_STRATEGY:
+        draft.refuse(key, SAMPLE_STRATEGY.refusal(value))
     elif draft.get(key) not in ("default", "warmup", "mix", "staleness_control"):
         draft.refuse(key, "use default, mix or staleness_control")
 
