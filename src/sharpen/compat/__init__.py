@@ -5,5 +5,5 @@ results.
 
 - `agentscope/`: `agentscope.tuner`
 - `trinity/`: workflows, rewards and configuration files of Trinity-RFT
-- `files`: tells our configuration files from Trinity-RFT's
+- `files`: reads configuration files, ours or Trinity-RFT's
 """

@@ -4,17 +4,17 @@ In: a recipe and the parts. Out: the same parts behind the same interfaces, star
 know what is computed in them, nor what a run does next.
 
 - `place`: what a run asks of the place of its parts
-- `start`: one process, or Ray
-- `local`: one process
+- `start`: starts it in this process or on Ray
+- `local`: all of it in this process
 - `serving`: its thread for engine and gateway
-- `sessions`: the models and functions of each rollout
+- `sessions`: the user's functions, and the models that each rollout opens
 - `attempts`: who runs attempts here: this process, or isolated ones
 - `isolated/`: attempts in processes of their own
 - `cluster/`: parts in actors of Ray
 - `exchange/`: explorer and trainer apart from each other
 - `auxiliary/`: models that are not trained
 - `engine_choice`: which engine serves a run
-- `engine_counts`: how many engines this machine bears
+- `engine_counts`: how many engines this machine can hold
 - `engines`: loads a model into an engine, and makes its gateway
 - `trainers`: makes the trainer, in one process or several
 - `ranks/`: a trainer in several processes

@@ -8,16 +8,16 @@ not know of the command line, nor of servers around it.
 - `plan/`: predicts memory and time
 - `assembly`: makes the parts of a run, and closes them
 - `loop`: the run itself, step by step
-- `source`: what gives it its batches
-- `rollouts`: the explorer's groups, to be trained
-- `rows`: rows of a dataset, to be trained
+- `source`: what a source of batches is, and a step's outcome
+- `rollouts`: the source of a run that learns from rollouts
+- `rows`: the source of a run that learns from rows
 - `expert`: an expert's rows beside rollouts
 - `explorer`: starts rollouts, also ahead, and loads weights into the engine
 - `explore`: half of a run in two processes: rolls out
 - `receiver`: the other half: gets batches, publishes weights
-- `data`: the tasks of a run
+- `data`: reads the tasks of a run
 - `evaluation`: the exam on held-out tasks, greedy and sampled
-- `check`: a few tasks before the training
+- `check`: before the training: a few tasks, and the gradient of a small batch
 - `progress`: how far a run is
 - `steps`: checkpoints, and the time limit
 - `repeats`: which updates are made a second time while the run goes on

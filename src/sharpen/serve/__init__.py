@@ -4,7 +4,7 @@ In: requests of applications, marks of their users. Out: answers, and groups tha
 tasks, workflows or judges.
 
 - `server`: `sharpen serve MODEL`: a model until it is told to end
-- `model`: the model that is served, from a run or from anywhere
+- `model`: the model that is served: a run's checkpoint, or any model's files
 - `front`: the requests of applications
 - `openapi`: what is answered, as an OpenAPI document
 - `metrics`: what was answered, for Prometheus

@@ -14,7 +14,7 @@
 - `draws`: whether sampled tokens come from the recorded distributions
 - `experts`: whether the recorded experts are possible
 - `constraints`: whether constrained tokens keep to their grammar
-- `images`: whether the images are those that calls name
+- `images`: whether the images are those that were recorded
 - `lineage`: which of the recorded steps led to a run's weights
 - `saved_weights`: whether the checkpoints are as they were written
 - `rollouts`: the checks of a run's steps, again from its journal
