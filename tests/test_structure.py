@@ -16,6 +16,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 HOUSE = runpy.run_path(str(DOCS / "make_architecture.py"))
 LONGEST = 60
 """Lines of a function, its signature and docstring included."""
+LONGEST_FILE = 600
 ROOMS = (
     {"config"},
     {"agent", "models"},
@@ -90,6 +91,11 @@ def test_no_files_import_each_other_in_a_circle():
         for path in free:
             del left[path]
     assert not left, left
+
+
+def test_files_are_no_longer_than_a_reader_takes_in():
+    lines = {path.relative_to(ROOT): path.read_text(encoding="utf-8").count("\n") for path in ROOT.rglob("*.py")}
+    assert {str(path): count for path, count in lines.items() if count > LONGEST_FILE} == {}
 
 
 def test_functions_are_short():

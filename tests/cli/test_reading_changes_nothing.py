@@ -16,7 +16,8 @@ from sharpen.cli.main import main
 from sharpen.config.recorded import latest_last
 from sharpen.errors import JournalError
 from sharpen.learning.experience.journal import Journal
-from sharpen.learning.experience.reading import read_steps, reading
+from sharpen.learning.experience.opening import reading
+from sharpen.learning.experience.reading import read_steps
 from sharpen.show.view.folders import Folder
 from sharpen.show.view.library import Library
 from sharpen.show.view.server import make_app

@@ -426,7 +426,7 @@ def _measured(journal: Path, rollout: Rollout) -> tuple[dict[int, FloatArray], d
     them."""
     from sharpen.learning.experience.entropies import read_entropies, read_ratios
     from sharpen.learning.experience.evidence import read_group_steps
-    from sharpen.learning.experience.reading import reading
+    from sharpen.learning.experience.opening import reading
 
     if not journal.exists():
         return {}, {}

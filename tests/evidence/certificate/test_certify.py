@@ -19,7 +19,8 @@ from sharpen.evidence.certificate.certify import certify, read_resolved
 from sharpen.evidence.certificate.retrain import retrain
 from sharpen.learning.experience.entropies import read_entropies
 from sharpen.learning.experience.evidence import read_delivery
-from sharpen.learning.experience.reading import open_journal, read_groups, read_steps
+from sharpen.learning.experience.opening import open_journal
+from sharpen.learning.experience.reading import read_groups, read_steps
 from sharpen.learning.trainer.checkpoint import pointed
 from sharpen.learning.trainer.checksums import CHECKSUMS, write_checksums
 

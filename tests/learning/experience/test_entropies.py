@@ -10,7 +10,7 @@ from experience_builders import make_group, two_turns
 
 from sharpen.learning.experience.entropies import read_entropies, read_ratios
 from sharpen.learning.experience.journal import Journal
-from sharpen.learning.experience.reading import open_journal
+from sharpen.learning.experience.opening import open_journal
 from sharpen.types import CallEntropies, FloatArray, Rollout
 
 

@@ -257,7 +257,7 @@ def big_group(name: str) -> Group:
 def test_a_full_disk_is_a_clear_error_at_the_next_call_and_nothing_is_lost_silently(tmp_path: Path) -> None:
     """Red when the writer swallows the failure of a transaction."""
     path = tmp_path / "run.db"
-    journal = Journal(path, max_bytes=400_000)
+    journal = Journal(path, max_bytes=500_000)
     saved = 0
 
     def fill() -> None:

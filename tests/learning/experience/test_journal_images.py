@@ -14,7 +14,8 @@ from sharpen.errors import ImageError, JournalError
 from sharpen.evidence.certificate.images import ImageFiles
 from sharpen.learning.experience.images import ImageFolder
 from sharpen.learning.experience.journal import Journal
-from sharpen.learning.experience.reading import open_journal, read_groups
+from sharpen.learning.experience.opening import open_journal
+from sharpen.learning.experience.reading import read_groups
 from sharpen.placement.exchange.batch import pack, unpack
 from sharpen.types import Call, Group, Picture, PictureSpan
 

@@ -15,7 +15,7 @@ from sharpen.config.sections import GatewayConfig
 from sharpen.errors import ImageError, JournalError
 from sharpen.evidence.certificate.images import MAX_BYTES, ImageFiles
 from sharpen.learning import experience
-from sharpen.learning.experience import reading
+from sharpen.learning.experience import opening
 from sharpen.learning.experience.evidence import read_delivery, refuse_too_many
 from sharpen.learning.experience.expansion import prompt_bytes, refuse_more_than_memory
 from sharpen.learning.experience.images import ImageFolder
@@ -59,14 +59,14 @@ def test_the_view_that_stands_for_a_table_is_named_with_the_remedy(journal: Path
 def test_every_table_of_a_journal_is_known() -> None:
     """A view of the name of a table that is not would be read."""
     sources = "".join(path.read_text() for path in Path(experience.__file__).parent.glob("*.py"))
-    assert set(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+) \(", sources)) == reading._TABLES
+    assert set(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+) \(", sources)) == opening._TABLES
 
 
 def test_a_lock_is_no_damage(journal: Path) -> None:
     """Red with each error of SQLite called damage."""
 
     def read(writer: sqlite3.Connection) -> None:
-        with reading.reading(journal) as reader:
+        with opening.reading(journal) as reader:
             reader.execute("PRAGMA busy_timeout = 0")
             writer.execute("PRAGMA locking_mode = EXCLUSIVE")
             writer.execute("BEGIN IMMEDIATE")

@@ -14,7 +14,8 @@ from sharpen.cli.main import main
 from sharpen.config.load import resolve, write_resolved
 from sharpen.errors import JournalError
 from sharpen.learning.experience.journal import Journal
-from sharpen.learning.experience.reading import open_journal, read_steps
+from sharpen.learning.experience.opening import open_journal
+from sharpen.learning.experience.reading import read_steps
 
 _VERSION_3, _CAP_DAC_OVERRIDE = 0x20080522, 1
 

@@ -22,7 +22,7 @@ from sharpen.cli.main import main
 from sharpen.config.load import read_yaml
 from sharpen.errors import ConfigError, JournalError
 from sharpen.learning.experience.images import ImageFolder
-from sharpen.learning.experience.reading import open_journal
+from sharpen.learning.experience.opening import open_journal
 from sharpen.learning.trainer.checkpoint import pointed
 from sharpen.run.lock import locked
 from sharpen.show.report.card import front_matter, write_cards

@@ -11,7 +11,7 @@ import pytest
 from addresses import PAGES
 
 from sharpen.errors import JournalError
-from sharpen.learning.experience.reading import open_journal
+from sharpen.learning.experience.opening import open_journal
 from sharpen.show.view.files import read_files
 from sharpen.show.view.folders import Folder, find_folders, state_of
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from statistics import fmean
 
 from sharpen.config.run import RunConfig
-from sharpen.learning.experience.reading import has, ints, reading
+from sharpen.learning.experience.opening import has, reading
+from sharpen.learning.experience.reading import ints
 from sharpen.learning.experience.records import CHECK
 from sharpen.types import MODEL_CAUSED, CallStatus, Outcome
 

@@ -24,14 +24,8 @@ from sharpen.evidence.certificate.replay import Memory
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.learning.experience.entropies import read_entropy_sums
 from sharpen.learning.experience.evidence import read_delivery, read_step_groups
-from sharpen.learning.experience.reading import (
-    TrainedCall,
-    read_checks,
-    read_group_ids,
-    read_groups_at,
-    read_trained,
-    reading,
-)
+from sharpen.learning.experience.opening import reading
+from sharpen.learning.experience.reading import TrainedCall, read_checks, read_group_ids, read_groups_at, read_trained
 from sharpen.learning.experience.records import EXPERT, Delivery, GroupPlace, LossSpan
 from sharpen.types import Check, Group
 

@@ -5,7 +5,8 @@
 - `replay`: trained groups that train again
 - `journal`: the journal of a run, `run.db`, written by one thread
 - `records`: its tables, and how groups and steps are written into them
-- `reading`: reads it back, also while it is written
+- `opening`: opens it to be read, whoever made it, also while it is written
+- `reading`: reads it back as records
 - `entropies`: its entropies and ratios of tokens
 - `images`: its images, files beside it
 - `evidence`: what the certificate reads of it

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sharpen.learning.experience.reading import has, ints
+from sharpen.learning.experience.opening import has
+from sharpen.learning.experience.reading import ints
 from sharpen.learning.experience.records import INT_BYTES
 from sharpen.types import BoolArray, CallEntropies, FloatArray, IntArray, Rollout
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from sharpen.learning.experience.expansion import refuse_more_than_memory
-from sharpen.learning.experience.reading import floats, has, ints, reading
+from sharpen.learning.experience.opening import has, reading
+from sharpen.learning.experience.reading import floats, ints
 from sharpen.learning.experience.records import Delivery, GroupPlace, LossSpan
 from sharpen.types import FloatArray
 

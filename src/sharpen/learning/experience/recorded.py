@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sharpen.learning.experience.reading import has, read_groups_at, reading
+from sharpen.learning.experience.opening import has, reading
+from sharpen.learning.experience.reading import read_groups_at
 from sharpen.learning.experience.records import insert_call, insert_group, insert_note
 from sharpen.types import Call, CallStatus, Group, IntArray, Outcome, Rollout, Task
 

@@ -15,7 +15,8 @@ from typing import Any
 from sharpen.agent.rollout.refill import StepRollouts
 from sharpen.errors import JournalError, SharpenError
 from sharpen.learning.experience.images import insert_images, pictures_of
-from sharpen.learning.experience.reading import DAMAGE, read_groups_from
+from sharpen.learning.experience.opening import DAMAGE
+from sharpen.learning.experience.reading import read_groups_from
 from sharpen.learning.experience.records import SCHEMA, SCHEMA_VERSION, insert_group
 from sharpen.types import Group
 

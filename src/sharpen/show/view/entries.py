@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharpen.agent.transcript import TRIMMED, clean_for_page, message_text, tool_calls
-from sharpen.learning.experience.reading import has
+from sharpen.learning.experience.opening import has
 from sharpen.learning.experience.records import CHECK
 from sharpen.types import Outcome, step_of_group
 

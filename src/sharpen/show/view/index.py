@@ -27,7 +27,7 @@ from typing import Any
 
 from sharpen.errors import JournalError
 from sharpen.files import write_whole
-from sharpen.learning.experience.reading import open_journal
+from sharpen.learning.experience.opening import open_journal
 from sharpen.show.view.entries import GroupEntry, RolloutEntry, read_entries
 from sharpen.show.view.folders import Folder, path_digest
 

@@ -23,7 +23,8 @@ from sharpen.agent.transcript import Decode, clean_for_page, pieces
 from sharpen.errors import JournalError
 from sharpen.learning.experience.entropies import TokenRatios, read_entropies, read_ratios
 from sharpen.learning.experience.evidence import read_group_steps, read_rollout_spans
-from sharpen.learning.experience.reading import open_journal, read_rollout_from
+from sharpen.learning.experience.opening import open_journal
+from sharpen.learning.experience.reading import read_rollout_from
 from sharpen.learning.experience.records import LossSpan
 from sharpen.show.view.data.measures import finite
 from sharpen.show.view.data.messages import MessageView, Origin, message_view, origins, tool_names

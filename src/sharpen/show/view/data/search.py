@@ -15,7 +15,7 @@ from typing import Any
 
 from sharpen.agent.transcript import clean_for_page
 from sharpen.errors import JournalError
-from sharpen.learning.experience.reading import open_journal
+from sharpen.learning.experience.opening import open_journal
 from sharpen.show.view.entries import TRAINING, read_text
 from sharpen.show.view.index import Index, IndexState, apart
 
