@@ -3,10 +3,10 @@
 Workflow classes written for Trinity run here with their imports changed to `from sharpen.compat.trinity import ...`.
 Every name is loaded on first use; none of them loads torch.
 
-- `workflow`: the class that users extend, and that of several turns
-- `task`: what a workflow is given to do
-- `model`: what it talks to
-- `experience`: what it returns
+- `workflow`: `Workflow`, which users extend, and that of several turns
+- `task`: `Task`: what a workflow is given to do
+- `model`: `ModelWrapper`: what it talks to
+- `experience`: `Experience`: what it returns
 - `adapter`: runs such a class as one of our workflows
 - `results`: what it returned as rewards of rollouts
 - `registry`: workflows and reward functions by name
@@ -18,8 +18,8 @@ Every name is loaded on first use; none of them loads torch.
 - `rewards`: the built-in reward functions
 - `equality`: whether two expressions say the same
 - `equality_process`: the process that compares them, which may be ended
-- `rm_gallery`: a reward of that package
-- `packages`: packages that workflows need
+- `rm_gallery`: a reward function of the package rm-gallery
+- `packages`: packages that some workflows need
 - `yaml/`: its configuration files
 - `imports/`: `import trinity` without it
 """

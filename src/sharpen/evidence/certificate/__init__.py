@@ -40,9 +40,9 @@
 - `plain_quantized`: numbers in 4 and 8 bits, a second time
 - `plain_implied`: the gradient that a moved weight implies
 - `plain_balance`: the balance loss of experts, a second time
-- `plain_experts`: recorded experts in transformers' routers
-- `plain_pictures`: images for transformers' model
-- `likeness`: whether weights are the same but for rounding
+- `plain_experts`: has transformers' routers choose the recorded experts
+- `plain_pictures`: images as transformers' model takes them
+- `likeness`: whether two sets of weights are the same but for rounding
 - `gradient_probe`: before a run: the trainer's gradient against the plain loop's
-- `probe_batch`: the small batch for it
+- `probe_batch`: the small batch that it compares them on
 """

@@ -11,25 +11,25 @@
 - `packing`: sequences as trees, in which what they share is computed once
 - `model`: a model that scores packs
 - `attention`: attention over such a tree
-- `cascade`: on a CPU, in parts that are merged
-- `varlen`: on a GPU, by one call of a kernel
+- `cascade`: the same on a CPU, in parts that are merged
+- `varlen`: the same on a GPU, by one call of a kernel
 - `recurrence`: recurrent layers over such a tree
 - `scores`: logprobs and entropies from hidden states, a chunk at a time
 - `constrained`: tokens that were sampled under a constraint
 - `output`: the output layer, with exact logits on a GPU
-- `lora`: adapters alone are trained
+- `lora`: a model of which adapters alone are trained
 - `critic`: a model with a head for values
 - `teacher`: a frozen model to learn from
 - `optimizer`: updates weights: rate, clipping, state
 - `update_rules`: AdamW, its 8-bit kinds, Muon
 - `step_start`: back to where a step began, if it fails
 - `parity`: trainer and engine compute the same, or the step fails
-- `rounding`: how much bfloat16 rounds this model here, which is what they may differ
-- `suspicion`: guesses why they differ
+- `rounding`: how much bfloat16 rounds this model here, which bounds how far the two may differ
+- `suspicion`: guesses why trainer and engine differ
 - `measured`: the metrics of a step
 - `gradients`: the gradient of an update that is not made, for the certificate
 - `checkpoint`: what is saved, and how a run goes on from it
-- `checksums`: the digests of its files
+- `checksums`: digests of a checkpoint's files
 - `team`: ranks that share the packs of an update
 - `sharding`: weights shared out over ranks
 - `settings`: checks the trainer's settings before anything is loaded

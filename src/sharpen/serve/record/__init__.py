@@ -4,7 +4,7 @@
 - `proxy`: a request there, an answer back, a call in the record
 - `asked`: what a request asks beside, to have the tokens
 - `answer`: the answer, gathered and given back without that
-- `upstream`: the server behind
+- `upstream`: the server that answers
 - `sessions`: which calls belong together, written as they come
 - `folder`: what a recording says of itself
 - `rows`: rows for supervised training, of a recording or a run

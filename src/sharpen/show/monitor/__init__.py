@@ -2,9 +2,9 @@
 
 - `display`: lines for steps and evaluations, and what happens now
 - `block`: where the live lines are: a terminal, a notebook, nowhere
-- `live`: at the bottom of a terminal
-- `notebook`: in the output of a cell
-- `stream`: streams that may close
+- `live`: those at the bottom of a terminal
+- `notebook`: those in the output of a cell
+- `stream`: output streams that may close
 - `spent`: how the time of a step is spent
 - `metrics`: `metrics.jsonl`, and every monitor that is asked for
 - `tolerant`: a monitor that may fail or be slow
@@ -14,6 +14,6 @@
 - `verdict`: better or not, and which model to use
 - `table`: before and after, side by side
 - `figures`: numbers as people read them
-- `summary`: `summary.json`
-- `curve`: `reward_curve.png`
+- `summary`: `summary.json`: what came of a run, and what it used
+- `curve`: `reward_curve.png`, drawn from `metrics.jsonl`
 """
