@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sharpen.cli.algorithms import print_algorithms
+from sharpen.cli.algorithm_text import print_algorithms
 from sharpen.cli.main import BAD_INPUT, main
 from sharpen.learning.algorithm.presets import PRESETS
 from sharpen.learning.algorithm.supervised import SUPERVISED

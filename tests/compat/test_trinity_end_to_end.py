@@ -57,7 +57,7 @@ def config(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> Path:
     path.write_text(
         "workflow: flow.py:GuessWorkflow\n"
         "name: guess\n"
-        "taskset: {prompt_key: question, response_key: answer}\n"
+        "task_args: {prompt_key: question, response_key: answer}\n"
         "workflow_args: {letter: e}\n"
         f"checkpoint_root_dir: {tmp_path / 'runs'}\n"
         f"train_dataset: {{path: {toy_dataset}, total_steps: 2}}\n"

@@ -10,8 +10,11 @@ In: arguments. Out: exit codes that tell the truth, and text that fits the termi
 - `doctor/`: `sharpen doctor`
 - `plan`: `sharpen plan`
 - `explain`: `sharpen explain`
+- `effective`: what a setting that nobody gave comes to; loaded when it is asked for
 - `list_runs`: `sharpen ls`
 - `show`: `sharpen show`
+- `show_list`: the last groups, or the rollouts that filters choose
+- `show_task`: a held-out task before and after
 - `page`: one rollout on the terminal
 - `compare`: `sharpen compare`
 - `diagnose`: `sharpen diagnose`
@@ -25,6 +28,7 @@ In: arguments. Out: exit codes that tell the truth, and text that fits the termi
 - `seeds`: `sharpen seeds`
 - `sweep`: `sharpen sweep`
 - `algorithms`: `sharpen algorithms`
+- `algorithm_text`: its text; loaded when it is asked for
 - `models`: `sharpen models`
 - `trinity`: the command `trinity`
 """
