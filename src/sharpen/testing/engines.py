@@ -89,7 +89,9 @@ class _Plain:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         model, later = (
-            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+            AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+            )
             .to(device)
             .eval()
             for _ in range(2)
@@ -101,7 +103,7 @@ class _Plain:
                 parameter.add_(noise * 0.5 * parameter.abs().mean())
         ends = model.generation_config.eos_token_id
         return cls(
-            tokenizer=AutoTokenizer.from_pretrained(folder),
+            tokenizer=AutoTokenizer.from_pretrained(folder, trust_remote_code=False),
             model=model,
             others={name: parameter.detach().clone() for name, parameter in later.named_parameters()},
             later=later,
