@@ -138,11 +138,19 @@ def keep_settings(path: Path, step: int) -> None:
     kept = {int(re.findall(r"\d+", file.name)[-1]): file for file in path.glob("resolved.until_step_*.json")}
     reaching = sorted(until for until in kept if until >= step)
     if not reaching:
-        write_whole(target, (path / "resolved.json").read_bytes())
+        write_whole(target, _without_secrets((path / "resolved.json").read_bytes()))
         return
     kept[reaching[0]].replace(target)
     for until in reaching[1:]:
         kept[until].unlink()
+
+
+def _without_secrets(content: bytes) -> bytes:
+    """Return a `resolved.json` without the secrets that somebody wrote into it, or an earlier version did."""
+    entries = json.loads(content)
+    for name, entry in entries.items():
+        entry["value"] = shown(tuple(name.split(".")), entry["value"])
+    return f"{json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True)}\n".encode()
 
 
 def _defaults() -> dict[str, Any]:
