@@ -100,12 +100,9 @@ class RayServing:
                 config.cluster, len(names) + config.cluster.num_workers + config.trainer.num_processes
             )
             undo.callback(self._ray.close)
-            self._choice = choose_engine(
-                config.engine,
-                Machine(builds=installed_builds(), num_gpus=self._ray.num_gpus),
-                deterministic=config.deterministic,
-                width=config.model.tensor_parallel_size,
-            )
+            machine = Machine(builds=installed_builds(), num_gpus=self._ray.num_gpus)
+            width = config.model.tensor_parallel_size
+            self._choice = choose_engine(config.engine, machine, deterministic=config.deterministic, width=width)
             if isinstance(job.recipe, RolloutRecipe) and config.trainer.train_towers:
                 check_towers(self._choice.type, self.folder)
             config, self._notices = fit_widths(config, self._choice.type)
