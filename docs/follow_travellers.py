@@ -86,17 +86,19 @@ class Follower:
             self.ways[name].append((code.co_filename.removeprefix(self._root), code.co_qualname))
 
     def _watch_reads(self, base: type) -> None:
-        """Note who reads a setting: the class of the settings gets an attribute access that looks at its caller."""
+        """Note the files that read a setting: the class of the settings looks at who asks it for one."""
         plain = object.__getattribute__
 
-        def read(self_: Any, key: str) -> Any:
-            code = sys._getframe(1).f_code
-            if key in type(self_).__pydantic_fields__ and code.co_filename.startswith(self._root):
-                for name, kind in self._kinds.items():
-                    if isinstance(self_, kind):
-                        self.readers[name].add(code.co_filename.removeprefix(self._root))
-                        self._note(name, code)
-            return plain(self_, key)
+        def read(settings: Any, name: str) -> Any:
+            file = sys._getframe(1).f_code.co_filename
+            is_setting = name in type(settings).__pydantic_fields__ or isinstance(
+                getattr(type(settings), name, None), property
+            )
+            if file.startswith(self._root) and is_setting:
+                for way, kind in self._kinds.items():
+                    if isinstance(settings, kind):
+                        self.readers[way].add(file.removeprefix(self._root))
+            return plain(settings, name)
 
         base.__getattribute__ = read  # type: ignore[assignment, method-assign]
 
