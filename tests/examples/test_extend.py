@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
@@ -17,8 +18,16 @@ from sharpen.config.functions import import_function, import_object
 from sharpen.errors import ConfigError
 from sharpen.evidence.certificate.certify import certify
 from sharpen.evidence.certificate.retrain import with_updates
+from sharpen.gateway.routes import Protocols
 from sharpen.learning.experience.reading import read_groups
-from sharpen.testing import check_algorithm, check_dataset, check_engine, check_monitor, check_tool_format
+from sharpen.testing import (
+    check_algorithm,
+    check_dataset,
+    check_engine,
+    check_monitor,
+    check_protocol,
+    check_tool_format,
+)
 
 EXTEND = Path(__file__).parents[2] / "examples" / "extend"
 
@@ -190,6 +199,41 @@ def test_a_tool_format(place, trained, toy_model_dir: Path, capsys) -> None:
     rewards = [rollout.reward for group in read_groups(result.run_dir / "run.db") for rollout in group.rollouts]
     assert len(rewards) == 2 * 2 * 4
     assert min(rewards) > 1.0, "each answer was read as a call"
+
+
+CHAT = ("POST", "/api/chat")
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+async def speaks_ollama(task: Any, model: Any) -> WorkflowOutput:
+    """One streamed answer, over HTTP."""
+    asked = {"model": "any", "messages": [{"role": "user", "content": task["question"]}], "options": {"num_predict": 8}}
+    async with httpx.AsyncClient() as client:
+        reply = await client.post(f"{model.keyed_url.removesuffix('/v1')}/api/chat", json=asked)
+    lines = [json.loads(line) for line in reply.text.splitlines()]
+    return WorkflowOutput(reward="".join(line["message"]["content"] for line in lines).count("e") / 8)
+
+
+def test_a_protocol(place, trained, announced, tmp_path: Path) -> None:
+    """By its file and by a package. With another file the run does not go on."""
+    part = place("protocol.py:OLLAMA")
+    user, result = {"role": "user", "content": "hi"}, {"role": "tool", "tool_name": "f", "content": "3"}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}
+    options = {"temperature": 0.5, "num_predict": 8, "stop": ["x"], "seed": 3}
+    least: dict[str, Any] = {"model": "m", "messages": [user]}
+    more = {"messages": [user, called, result], "tools": TOOLS, "stream": False, "options": options, "think": True}
+    form = {"format": {"type": "object"}, "keep_alive": -1}
+    check_protocol(import_object(part), {CHAT: [least, {**least, **more}, {**least, **form}]})
+    settings = {"gateway.protocols": [part]}
+    result = trained(workflow_func=speaks_ollama, settings=settings)
+    calls = [call for group in read_groups(result.run_dir / "run.db") for one in group.rollouts for call in one.calls]
+    assert len(calls) == 2 * 2 * 4
+    announced("protocols", "ollama = protocol:OLLAMA")
+    assert Protocols(["ollama"]).parser(CHAT) is not None
+    with (tmp_path / "protocol.py").open("a") as file:
+        file.write("# changed\n")
+    with pytest.raises(ConfigError, match=r"what gateway.protocols holds: \d+ bytes .*-> \d+ bytes"):
+        trained(workflow_func=speaks_ollama, settings=settings, steps=3)
 
 
 def test_an_engine(place, trained, toy_model_dir: Path, capsys) -> None:

@@ -73,7 +73,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
 
 FIXED: Mapping[str, tuple[str, ...]] = {
     "the agent and its judge: else the rewards before and after could not be compared": (
-        *("workflow", "judge", "workflow_args", "task_args"),
+        *("workflow", "judge", "workflow_args", "task_args", "gateway.protocols"),
         *("evaluation.own.*.workflow", "evaluation.own.*.workflow_args", "evaluation.own.*.task_args"),
         *(
             "rollout.max_calls",

@@ -20,6 +20,7 @@ from sharpen.config.rows import check_path
 from sharpen.config.run import RunConfig
 from sharpen.config.sections import ClusterConfig
 from sharpen.errors import ConfigError
+from sharpen.gateway.routes import Protocols
 from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.learning.recipe import (
     EngineChoice,
@@ -223,6 +224,7 @@ def check_place(config: RunConfig) -> None:
 
 def _fit(problems: Problems, config: RunConfig) -> tuple[RunConfig, tuple[str, ...], EngineChoice | None]:
     """Return the configuration fitted to this machine, notices about the changes, and the engine."""
+    problems.check(Protocols, config.gateway.protocols)
     config, notices = fit_to_machine(config)
     return config, notices, problems.check(check_engine, config)
 

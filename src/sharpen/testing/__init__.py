@@ -5,6 +5,7 @@ is a plain function, for any test framework, and is loaded on first use (docs/us
 
 - `algorithms`: advantages, losses, KL terms, aggregations, whole algorithms
 - `engines`: engines, against plain forward passes
+- `protocols`: client protocols, by requests and answers
 - `formats`: formats of tool calls and of reasoning
 - `datasets`: sources of rows
 - `monitors`: monitors
@@ -24,6 +25,7 @@ _HOMES = {
     "check_kl": "sharpen.testing.algorithms",
     "check_monitor": "sharpen.testing.monitors",
     "check_policy_loss": "sharpen.testing.algorithms",
+    "check_protocol": "sharpen.testing.protocols",
     "check_reasoning_format": "sharpen.testing.formats",
     "check_tool_format": "sharpen.testing.formats",
 }
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from sharpen.testing.formats import check_reasoning_format as check_reasoning_format
     from sharpen.testing.formats import check_tool_format as check_tool_format
     from sharpen.testing.monitors import check_monitor as check_monitor
+    from sharpen.testing.protocols import check_protocol as check_protocol
 
 
 def __getattr__(name: str) -> Any:
