@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from sharpen.cli.arguments import add_imports, add_json, add_run, print_json, run_of, say
+from sharpen.config.functions import load_place
 
 
 def add_certify(parser: argparse.ArgumentParser) -> None:
@@ -26,12 +27,21 @@ def add_certify(parser: argparse.ArgumentParser) -> None:
         help="make the updates of these steps once more, by a plain loop, and compare every weight (default: all steps "
         "with checkpoints)",
     )
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="load this file (or module) of the run's author, for the second formula of a part of the algorithm",
+    )
     add_imports(parser)
     add_json(parser)
 
 
 def run_certify(arguments: argparse.Namespace) -> int:
     """Print the recomputed certificate; the command fails if it does not hold."""
+    for place in arguments.trust:
+        load_place(place)
     holds = print_certificate(
         run_of(arguments), logprobs=not arguments.no_logprobs, as_json=arguments.json, retrain=arguments.retrain
     )

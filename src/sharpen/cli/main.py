@@ -43,6 +43,7 @@ from sharpen.cli.show import add_show, run_show
 from sharpen.cli.sweep import add_sweep, run_sweep
 from sharpen.cli.training import add_check, add_eval, add_run_command, run_check, run_eval, run_run
 from sharpen.cli.view import add_view, run_view
+from sharpen.config.functions import reading_runs
 from sharpen.errors import INVALID_INPUT, SharpenError
 from sharpen.show.monitor.stream import open_missing_streams
 
@@ -96,6 +97,10 @@ COMMANDS: Mapping[str, Command] = {
 }
 
 
+READERS = {"ls", "show", "view", "compare", "report", "rescore", "diagnose", "certify", "export"}
+"""Commands that read runs, also of others: no code that a run names is loaded."""
+
+
 def main(argv: Sequence[str] | None = None, commands: Mapping[str, Run] | None = None) -> int:
     """Run one command and return its exit code. Our own errors are printed as one message to stderr."""
     open_missing_streams()
@@ -109,7 +114,8 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Run] | None =
         take_default_config(arguments)
         _prepare_imports(arguments)
         run = COMMANDS[arguments.command].run if commands is None else commands[arguments.command]
-        code = run(arguments)
+        with reading_runs() if arguments.command in READERS else contextlib.nullcontext():
+            code = run(arguments)
         sys.stdout.flush()  # here, where a reader that has gone is no error
         return code
     except KeyboardInterrupt:

@@ -3,6 +3,9 @@
 In: the kind of part (`algorithms`, `monitors`, ...), the name in the settings, and our own parts of the kind. Out: the
 part, or a `ConfigError` that names what there is. A package announces a part by an entry point of the group
 `sharpen.<kind>`; our own names come first, so that no package replaces one of ours.
+
+A run directory may be a stranger's: while a command reads one (`functions.reading_runs`), the code that its settings
+name is not loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from sharpen.config.functions import import_object, prepare
+from sharpen.config.functions import import_object, may_load, prepare
 from sharpen.errors import ConfigError
 
 
@@ -29,6 +32,11 @@ def find_part(kind: str, name: str, ours: Mapping[str, Any]) -> Any:
     if name in ours:
         return ours[name]
     if ":" in name:
+        if not may_load(name):
+            raise ConfigError(
+                f"the run was made with {name}, code of its author: it is not loaded to read a run. If you trust it, "
+                f"`sharpen certify` has --trust {name.rpartition(':')[0]}"
+            )
         prepare()
         return import_object(name)
     announced = _announced(kind)
@@ -93,8 +101,8 @@ def place_of_part(kind: str, name: str) -> str:
 def source_identity(kind: str, name: str) -> dict[str, int | str]:
     """Return the size and a digest of the file with the source of a part that is not ours, by which a run that goes on
     recognizes it wherever the file is. What that file imports is not in it."""
+    find_part(kind, name, {})
     place, _, attributes = place_of_part(kind, name).rpartition(":")
-    import_object(f"{place}:{attributes}")
     path = Path(place) if place.endswith(".py") else Path(getattr(sys.modules[place], "__file__", None) or "")
     content = path.read_bytes() if path.is_file() else b""
     return {"bytes": len(content), "digest": blake2b(attributes.encode() + b"\0" + content, digest_size=8).hexdigest()}

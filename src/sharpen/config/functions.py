@@ -10,10 +10,11 @@ import importlib.util
 import os
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from sharpen.errors import ConfigError
@@ -25,6 +26,7 @@ PREPARED = "SHARPEN_PREPARATIONS"
 PREPARATIONS: list[str] = []
 """Functions, each as `package.module:function`, that were called in this process before the user's code was imported.
 Another process that loads this code calls them first (`placement.user_code`)."""
+_state = SimpleNamespace(reading_runs=False)
 
 
 def import_function(name: str) -> Callable[..., Any]:
@@ -74,7 +76,7 @@ def load_file(path: Path, name: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{name}: there is no file {path}")
     path = path.resolve()
-    module_name = f"{FILE_MODULE}{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    module_name = _module_of_file(path)
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -88,6 +90,34 @@ def load_file(path: Path, name: str) -> ModuleType:
         del sys.modules[module_name]
         raise ConfigError(f"{path} fails when it is imported: {type(error).__name__}: {error}") from error
     return module
+
+
+def load_place(place: str) -> ModuleType:
+    """Load a file or a module. Raises `ConfigError` as `import_function` does."""
+    return load_file(Path(place), place) if place.endswith(".py") else _load_module(place, place)
+
+
+@contextmanager
+def reading_runs() -> Iterator[None]:
+    """Mark what is done within as reading run directories, which may be a stranger's."""
+    before, _state.reading_runs = _state.reading_runs, True
+    try:
+        yield
+    finally:
+        _state.reading_runs = before
+
+
+def may_load(name: str) -> bool:
+    """Return whether the code behind `name`, which settings have, may run: not while runs are read, unless this process
+    has loaded it already."""
+    if not _state.reading_runs or ":" not in name:
+        return True
+    place, _ = place_of(name)
+    return (_module_of_file(Path(place).resolve()) if place.endswith(".py") else place) in sys.modules
+
+
+def _module_of_file(path: Path) -> str:
+    return f"{FILE_MODULE}{path.stem}_{zlib.crc32(str(path).encode()):08x}"
 
 
 def _load_module(place: str, name: str) -> ModuleType:

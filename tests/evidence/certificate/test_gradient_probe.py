@@ -350,10 +350,12 @@ def test_a_probe_leaves_the_trainer_as_it_was(toy_model_dir):
     [
         ("on_policy_distill", {"distill.teacher_path": "none"}, "distill.teacher_path"),
         ("grpo", {"trainer.train_towers": True}, "the vision tower is trained"),
-        ("grpo", {"loss.policy_loss": "mine.py:loss"}, "mine.py:loss"),
+        ("grpo", {"loss.policy_loss": "mine.py:loss"}, "mine.py:loss, which is loss.policy_loss, brings no second"),
     ],
 )
-def test_what_the_plain_loop_does_not_make_is_named(algorithm, settings, reason, toy_model_dir):
+def test_what_the_plain_loop_does_not_make_is_named(algorithm, settings, reason, toy_model_dir, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def loss(logprobs_E, old_logprobs_E, advantages_E): ...\n")
+    monkeypatch.chdir(tmp_path)
     found = probe_gradients(make_config(toy_model_dir, algorithm, **settings), toy_model_dir, None)
     assert reason in found.not_probed
     assert "not probed" in found.line

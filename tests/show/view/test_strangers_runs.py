@@ -121,7 +121,13 @@ HARM: dict[str, Callable[[Path], None]] = {
     "a pointer above": pointer("latest", "../outside"),
     "code as workflow": setting("workflow", "PLACE/evil.py:run"),
     "code as operator": setting("sampling.operators", [{"name": "PLACE/evil.py:run", "args": {}}]),
-    "code as advantage": setting("loss.advantage", "PLACE/evil.py:run"),
+    **{
+        f"code as {name}": setting(name, "PLACE/evil.py:run")
+        for name in (
+            *("algorithm.algorithm_type", "loss.advantage", "loss.policy_loss", "loss.kl", "loss.aggregation"),
+            *("monitor_type", "engine.type", "train_dataset.path", "model.tool_call_parser", "model.reasoning_parser"),
+        )
+    },
     "a model elsewhere": setting("model.model_path", "PLACE"),
 }
 COMMANDS = (

@@ -72,7 +72,7 @@ class PartRegistry:
         return iter(self._places)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return isinstance(name, str) and name in self._places
 
     def refusal(self, name: str) -> str:
         """Return why a registered class cannot be used here; empty if it can."""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpen.agent.rollout.statistics import own_metrics
+from sharpen.config.functions import may_load
 from sharpen.evidence.diagnose.series import StepRow, Steps, Trend, late_mean, trend
 from sharpen.types import Call, CallStatus, Group, IntArray, Outcome, Rollout
 
@@ -67,12 +68,14 @@ class RolloutRunData(Steps):
 
     @property
     def by_rewards(self) -> bool:
-        """Whether the run learns from rewards."""
+        """Whether the run learns from rewards. Supposed where somebody else's code would have to say so."""
         from sharpen.learning.algorithm.advantages import advantage_named
         from sharpen.learning.algorithm.presets import algorithm_named
 
-        preset = algorithm_named(self.config.algorithm.algorithm_type)
-        return advantage_named(self.config.loss.advantage or preset.advantage).needs_reward
+        algorithm, advantage = self.config.algorithm.algorithm_type, self.config.loss.advantage
+        if not advantage and may_load(algorithm):
+            advantage = algorithm_named(algorithm).advantage
+        return not advantage or not may_load(advantage) or advantage_named(advantage).needs_reward
 
     @property
     def reward(self) -> Trend | None:
