@@ -35,6 +35,7 @@ from sharpen.learning.recipe import (
 )
 from sharpen.learning.trainer.settings import check_lora, check_optimizer
 from sharpen.models.files import check_model_path, model_folder
+from sharpen.models.table import bring
 from sharpen.placement.auxiliary.settings import check_auxiliary_models, fetch_auxiliary_models
 from sharpen.placement.engine_choice import check_gpu, check_heads, check_towers, own_engine, this_machine, vllm_choice
 from sharpen.placement.engine_counts import fit_engines
@@ -224,12 +225,14 @@ def check_place(config: RunConfig) -> None:
 
 def _fit(problems: Problems, config: RunConfig) -> tuple[RunConfig, tuple[str, ...], EngineChoice | None]:
     """Return the configuration fitted to this machine, notices about the changes, and the engine."""
+    problems.check(bring, *config.families)
     problems.check(Protocols, config.gateway.protocols)
     config, notices = fit_to_machine(config)
     return config, notices, problems.check(check_engine, config)
 
 
 def _recipe(problems: Problems, config: RunConfig) -> TrainingRecipe | None:
+    problems.check(bring, *config.families)
     recipe: TrainingRecipe | None = problems.check(recipe_of, config)
     if recipe is not None:
         problems.check(check_settings, recipe)

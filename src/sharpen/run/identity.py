@@ -39,9 +39,12 @@ def rows_identity(rows: Sequence[Task]) -> Identity:
 
 
 def parts_identities(config: RunConfig) -> dict[str, Identity]:
-    """Return the identity of the formats and protocols that the user brings, each by its setting. (Those of an
-    algorithm's parts are the certificate's: `evidence.certificate.sources`.)"""
-    brought: dict[str, tuple[str, Sequence[str]]] = {"gateway.protocols": ("protocols", config.gateway.protocols)}
+    """Return the identity of the formats, protocols and families that the user brings, each by its setting. (The
+    certificate has those of an algorithm's parts: `evidence.certificate.sources`.)"""
+    brought: dict[str, tuple[str, Sequence[str]]] = {
+        "families": ("families", config.families),
+        "gateway.protocols": ("protocols", config.gateway.protocols),
+    }
     models = {
         "model": config.model,
         **{f"auxiliary_models.{name}": one for name, one in config.auxiliary_models.items()},
