@@ -114,6 +114,11 @@ def test_an_algorithm(place, trained, announced) -> None:
         assert found.repeated
         assert next(check for check in found.checks if check.name == "advantages").checked
     assert recorded(by_file, f"identity.{ALGORITHM}") == recorded(by_name, f"identity.{ALGORITHM}")
+    words = ["certify", str(by_file), "--no-logprobs"]
+    code = f"from sharpen.cli.main import main\nprint(main({words}), main([*{words}, '--trust', {part[:-6]!r}]))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert f"If you trust it, `sharpen certify` has --trust {part[:-6]}" in said.stderr
+    assert said.stdout.splitlines()[-1] == "2 0"
 
 
 def test_parts_of_an_algorithm_without_their_second_formulas(place, trained, tmp_path: Path) -> None:

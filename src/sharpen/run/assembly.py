@@ -466,7 +466,7 @@ def _rows(site: Site, recipe: RowRecipe, serving: Serving | None, trainer: AnyTr
         recipe=recipe,
         rows=site.data.training,
         order=site.order,
-        tutor=make_tutor(recipe.config, recipe.algorithm, site.job.folder),
+        tutor=make_tutor(recipe.config.model, recipe.config.supervised, recipe.algorithm.data, site.job.folder),
         trainer=trainer,
         journal=journal,
         display=site.display,

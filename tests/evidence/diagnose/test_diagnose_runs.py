@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+from collections import Counter
 
 import pytest
 
@@ -138,16 +139,28 @@ def test_a_learning_rate_of_next_to_nothing(run):
 
 
 def test_a_learning_rate_far_too_high(run):
-    run_dir = run(varied, steps=20, learning_rate=0.3)
-    rewards = read_run(run_dir).values("reward/mean")
-    assert max(rewards) > 0.1 > 0.05 > rewards[-1], "it had learnt something, and lost it"
-    found = diagnose(read_run(run_dir))[0]
+    """Which way such a run goes is chance, and another on another processor: the first that had learnt and lost it."""
+    for seed in range(1, 7):
+        data = read_run(run(varied, steps=20, learning_rate=0.3, seed=seed))
+        rewards = data.values("reward/mean")
+        if max(rewards) > 0.1 > 0.05 > rewards[-1]:
+            break
+    else:
+        pytest.fail("no run had learnt something, and lost it")
+    found = diagnose(data)[0]
     assert found.name == "learning_rate_too_high"
     assert "entropy" in found.what
 
 
 def test_a_judge_that_pays_for_repetitions(run):
-    assert named(run(letter, steps=16, learning_rate=4e-2))[0] == "degenerate_text"
+    """One run in four finds many texts of the letter; the first that comes to one."""
+    for seed in range(6):
+        data = read_run(run(letter, steps=16, learning_rate=4e-2, seed=seed))
+        if Counter(seen.fingerprint for seen in data.last).most_common(1)[0][1] > len(data.last) / 4:
+            break
+    else:
+        pytest.fail("no run came to one text")
+    assert diagnose(data)[0].name == "degenerate_text"
 
 
 def test_of_a_long_run_only_both_ends_are_read(tmp_path):

@@ -67,7 +67,7 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
         except ConfigError as error:
             without = f"since their model's family is not known: {error}"
     saved = read_saved_weights(run_dir, every=not without)
-    if learns_from_rows(config):
+    if learns_from_rows(config.algorithm):
         from sharpen.evidence.certificate.rows import recompute
 
         found = recompute(run_dir, config, saved, losses=not without)
@@ -152,7 +152,8 @@ class Settings:
         """Return how many policy versions a replayed group may be behind in a step."""
         config = self.config(step)
         updates = config.trainer.num_minibatches * config.trainer.epochs
-        return config.sampling.max_staleness or 4 * updates + Schedule.of(config).max_staleness
+        schedule = Schedule.of(config.sync, mode=config.mode, updates=updates)
+        return config.sampling.max_staleness or 4 * updates + schedule.max_staleness
 
 
 def _not_recomputed(rules: Rules) -> tuple[str, ...]:

@@ -73,9 +73,9 @@ class RolloutRunData(Steps):
         from sharpen.learning.algorithm.presets import algorithm_named
 
         algorithm, advantage = self.config.algorithm.algorithm_type, self.config.loss.advantage
-        if not advantage and may_load(algorithm):
-            advantage = algorithm_named(algorithm).advantage
-        return not advantage or not may_load(advantage) or advantage_named(advantage).needs_reward
+        if not may_load(advantage or algorithm):
+            return True
+        return advantage_named(advantage or algorithm_named(algorithm).advantage).needs_reward
 
     @property
     def reward(self) -> Trend | None:
