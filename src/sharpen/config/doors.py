@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from hashlib import blake2b
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -115,6 +116,14 @@ def group(kind: str) -> str:
 
 def _announced(kind: str) -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
-    for entry in entry_points(group=group(kind)):
+    folders = [path for path in map(Path, sys.path) if path.exists()]
+    for entry in _installed(tuple((path, path.stat().st_mtime_ns) for path in folders)).select(group=group(kind)):
         found.setdefault(entry.name, []).append(entry)
     return found
+
+
+@lru_cache(maxsize=1)
+def _installed(_places: tuple[tuple[Path, int], ...]) -> Any:
+    """Return what all packages announce, as `EntryPoints` or, in Python 3.11, `SelectableGroups`. A run asks often,
+    and the metadata of each package is a file: they are read again when a folder of the search path has changed."""
+    return entry_points()

@@ -46,17 +46,15 @@ def _prepare(folder: Path) -> None:
 
 def reason_of(error: Exception) -> str:
     """Return in one line why transformers cannot load something."""
-    if _UNKNOWN in str(error):
-        return (
-            "transformers has no classes of its model type; if you have them, name their family in `families` "
-            "(docs/use/extending.md)"
-        )
     if _CODE in str(error):
         return (
             "it needs code of its own folder (auto_map), which Sharpen does not run; choose a model whose classes "
             "transformers has"
         )
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if _UNKNOWN in reason:
+        reason += " If you have classes for it, name their family in `families` (docs/use/extending.md)"
+    return reason
 
 
 # Loads a model's tokenizer with its chat template.
