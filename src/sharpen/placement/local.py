@@ -88,9 +88,10 @@ class LocalServing:
                 whole_groups=functions.whole_groups,
             )
             undo.pop_all()
-        self._thresholds = gc.get_threshold()
+        self._thresholds, self._frozen = gc.get_threshold(), gc.get_freeze_count() > NEW_OBJECTS
         gc.collect()
-        gc.freeze()  # a walk over all that is loaded stops agents and gateway for 0.1 s, again and again
+        if not self._frozen:  # by the owner, who knows better what stays
+            gc.freeze()  # a walk over all that is loaded stops agents and gateway for 0.1 s, again and again
         if self._thresholds[0]:  # 0: the owner has switched the collector off
             gc.set_threshold(max(NEW_OBJECTS, self._thresholds[0]), *self._thresholds[1:])
 
@@ -118,7 +119,8 @@ class LocalServing:
     def close(self) -> None:
         """Close rollouts, gateways, engines and thread, in this order."""
         gc.set_threshold(*self._thresholds)
-        gc.unfreeze()
+        if not self._frozen:
+            gc.unfreeze()
         self.runner.close()
         self.thread.call(self.gateway.close(), timeout_s=10)
         self._close_engine()
