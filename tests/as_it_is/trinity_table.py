@@ -256,7 +256,7 @@ def _row(config: RunConfig, number: int, place: Path) -> dict[str, Any]:
     has_world = worlds.has(config.workflow)
     question = worlds.question(config.workflow, number, place) if has_world else f"{number} + 1 = ?"
     row: dict[str, Any] = {keys.messages_key: _CONVERSATION, keys.text_key: question}
-    if learns_from_rows(config):
+    if learns_from_rows(config.algorithm):
         texts = {keys.chosen_key: "7", keys.rejected_key: "8", keys.response_key: "7", keys.prompt_key: question}
         if config.algorithm.algorithm_type == "dpo" and keys.prompt_key != "prompt":
             texts[keys.prompt_key] = _CONVERSATION[:1]

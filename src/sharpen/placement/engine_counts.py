@@ -1,35 +1,33 @@
 """Fits the number of engines, and the devices of each, to this machine.
 
-In: the run's configuration and the machine. Out: the configuration with the numbers used here, and a line for each
+In: the settings of a run's models, and the machine. Out: the settings with the numbers used here, and a line for each
 model whose configured numbers do not apply. Not for runs on Ray, which has other machines.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sharpen.config.public import TunerModelConfig
-from sharpen.config.run import RunConfig
-from sharpen.placement.engine_choice import Machine, vllm_serves
+from sharpen.config.run import AuxiliaryModelConfig
+from sharpen.placement.engine_choice import Machine
 
 COUNTS = ("inference_engine_num", "tensor_parallel_size")
 _ONE = "in one process all engines but vLLM are one, on one device (docs/use/vllm.md)"
 _AUXILIARY = "in one process it is served by one engine, on one device (Ray with vLLM places more: docs/use/ray.md)"
 
 
-def fit_engines(config: RunConfig, machine: Machine) -> tuple[RunConfig, tuple[str, ...]]:
-    """Return the configuration with the engines that fit this machine, and lines about configured numbers that do not
-    apply."""
-    lines: list[str] = []
-    model, line = _fit_policy(config, machine)
-    if line:
-        lines.append(line)
-    auxiliary = dict(config.auxiliary_models)
-    for name, one in config.auxiliary_models.items():
-        if given := list_counts(one):
-            auxiliary[name] = one.model_copy(update=dict.fromkeys(COUNTS, 1))
-            lines.append(f"auxiliary_models.{name}: {given}: without effect: {_AUXILIARY}")
-    if not lines:
-        return config, ()
-    return config.model_copy(update={"model": model, "auxiliary_models": auxiliary}), tuple(lines)
+def fit_auxiliary(
+    models: Mapping[str, AuxiliaryModelConfig],
+) -> tuple[dict[str, AuxiliaryModelConfig], tuple[str, ...]]:
+    """Return the auxiliary models with one engine each, and a line for each whose numbers do not apply."""
+    lines = tuple(
+        f"auxiliary_models.{name}: {given}: without effect: {_AUXILIARY}"
+        for name, model in models.items()
+        if (given := list_counts(model))
+    )
+    one = dict.fromkeys(COUNTS, 1)
+    return {name: model.model_copy(update=one) for name, model in models.items()}, lines
 
 
 def list_counts(model: TunerModelConfig) -> str:
@@ -37,21 +35,21 @@ def list_counts(model: TunerModelConfig) -> str:
     return ", ".join(f"{name} = {value}" for name in COUNTS if (value := getattr(model, name)) != 1)
 
 
-def _fit_policy(config: RunConfig, machine: Machine) -> tuple[TunerModelConfig, str]:
-    model = config.model
-    if not vllm_serves(config, machine):
-        given = list_counts(model)
-        return model.model_copy(update=dict.fromkeys(COUNTS, 1)), (
-            f"model: {given}: without effect: {_ONE}" if given else ""
-        )
+def fit_policy(model: TunerModelConfig, machine: Machine, *, vllm: bool) -> tuple[TunerModelConfig, tuple[str, ...]]:
+    """Return the trained model with the engines that fit this machine, where `vllm` serves it or another; and a line if
+    its numbers do not apply."""
+    given = list_counts(model)
+    if not vllm:
+        one = model.model_copy(update=dict.fromkeys(COUNTS, 1))
+        return one, (f"model: {given}: without effect: {_ONE}",) if given else ()
     width, count = fit_counts(model, machine)
     if (width, count) == (model.tensor_parallel_size, model.inference_engine_num):
-        return model, ""
+        return model, ()
     line = (
-        f"model: {list_counts(model)}: vLLM has {machine.num_devices} {machine.device_name}(s) here, so that it is "
-        f"{count} engine(s) with {width} each"
+        f"model: {given}: vLLM has {machine.num_devices} {machine.device_name}(s) here, so that it is {count} "
+        f"engine(s) with {width} each"
     )
-    return model.model_copy(update={"inference_engine_num": count, "tensor_parallel_size": width}), line
+    return model.model_copy(update={"inference_engine_num": count, "tensor_parallel_size": width}), (line,)
 
 
 def fit_counts(model: TunerModelConfig, machine: Machine) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from sharpen.agent.agentscope.model import present
 from sharpen.agent.rollout.attempt import UserFunctions
 from sharpen.agent.rollout.in_process import OpenModels
 from sharpen.agent.rollout.models import Access, RolloutModels
-from sharpen.config.run import RunConfig
+from sharpen.config.run import EvaluationConfig
 from sharpen.gateway.gateway import Gateway
 from sharpen.learning.recipe import Job, Recipe
 from sharpen.placement.auxiliary.models import AuxiliaryModels
@@ -26,20 +26,20 @@ def user_functions(job: Job[Recipe]) -> UserFunctions:
         job.agent,
         job.judge,
         job.config.workflow_args,
-        own_arguments=own_arguments(job.config),
+        own_arguments=own_arguments(job.config.evaluation),
         needs_reward=job.recipe.needs_reward,
         model_exceptions=job.config.rollout.model_exceptions,
     )
 
 
-def own_arguments(config: RunConfig) -> dict[str, Mapping[str, Any]]:
+def own_arguments(evaluation: EvaluationConfig) -> dict[str, Mapping[str, Any]]:
     """The `workflow_args` of the evaluation sets that have their own, by the set's name."""
-    return {name: own.workflow_args for name, own in config.evaluation.own.items() if own.workflow_args is not None}
+    return {name: own.workflow_args for name, own in evaluation.own.items() if own.workflow_args is not None}
 
 
-def openers(config: RunConfig, gateway: Gateway, auxiliary: AuxiliaryModels) -> Mapping[Mode, OpenModels]:
+def openers(gateway: Gateway, auxiliary: AuxiliaryModels, *, max_tokens: int) -> Mapping[Mode, OpenModels]:
     """Return the function that opens a rollout's models, for each mode. Both modes record the calls."""
-    greedy = Sampling(temperature=0.0, max_tokens=config.model.max_tokens)
+    greedy = Sampling(temperature=0.0, max_tokens=max_tokens)
     return {
         "greedy": opener(functools.partial(gateway.open, sampling=greedy), auxiliary),
         "sampled": opener(gateway.open, auxiliary),

@@ -39,6 +39,7 @@ from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.machine import available_bytes
 from sharpen.models.files import model_folder, quiet_transformers
 from sharpen.models.identity import model_identity
+from sharpen.models.table import bring
 
 _BYTES = 100
 """Memory for each weight: the model twice, states before, after and made once more, and gradients."""
@@ -139,6 +140,7 @@ class _Records:
 
     def __init__(self, run_dir: Path, *, running: bool = False) -> None:
         config = read_resolved(run_dir / "resolved.json")
+        bring(*config.families)
         self._config = config
         self._run_dir, self._settings = run_dir, Settings.of(run_dir, config)
         self.lineage = read_lineage(run_dir, running=running)
@@ -147,7 +149,7 @@ class _Records:
         found = (int(path.name.rpartition("_")[2]) for path in run_dir.glob("global_step_*") if path.is_dir())
         self._saved = sorted({step for step in found if step in known})
         self._adapts = config.trainer.lora is not None
-        if learns_from_rows(config):
+        if learns_from_rows(config.algorithm):
             from sharpen.evidence.certificate.plain_rows import RowSteps
 
             self._steps: RolloutSteps | RowSteps = RowSteps(run_dir, self._settings)
@@ -257,7 +259,7 @@ class _Records:
         """The model in the precision of the run or, `exact`, in a higher one."""
         lora, four_bits = self._config.trainer.lora, None
         if lora is not None and lora.base == "nf4":
-            served = not learns_from_rows(self._config)  # the engine's own, which it loads in its type
+            served = not learns_from_rows(self._config.algorithm)  # the engine's own, which it loads in its type
             before = torch.bfloat16 if rounded and served else torch.float32
             four_bits = FourBits(before=before, other=not exact)
         dtype = torch.float64 if exact and not rounded else torch.float32
