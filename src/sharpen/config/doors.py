@@ -11,7 +11,7 @@ name is not loaded.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -70,12 +70,20 @@ class PartName:
         """Return the name. Raises `ValueError` for one that nobody has, with the nearest."""
         if name in self.ours or ":" in name or name in (announced := _announced(self.kind)):
             return name
-        *most, last = [repr(known) for known in (*self.ours, *sorted(announced))]
-        near = get_close_matches(name, (*self.ours, *announced), n=1)
+        known = [*self.ours, *sorted(announced)]
+        near = get_close_matches(name, known, n=1)
         raise ValueError(
-            f"must be {', '.join(most)} or {last} (or a part of your own: docs/use/extending.md), got {name!r}"
+            f"must be {_listed(known)} (or a part of your own: docs/use/extending.md), got {name!r}"
             f"{f'; did you mean {near[0]!r}?' if near else ''}"
         )
+
+
+def _listed(known: Sequence[str]) -> str:
+    """Return names as they are listed, or what is named where there are none."""
+    if not known:
+        return "module:name"
+    *most, last = map(repr, known)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def names(kind: str, ours: Mapping[str, Any]) -> list[str]:

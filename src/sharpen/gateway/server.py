@@ -22,8 +22,9 @@ from sharpen.gateway.caller import Caller, WhoCalls
 from sharpen.gateway.connections import Connections
 from sharpen.gateway.exchange import RawRequest, Reply, Start, raw_request
 from sharpen.gateway.listening import AppServer, url_of
-from sharpen.gateway.replies import error_reply, head_of, reply_of, send_whole
+from sharpen.gateway.replies import head_of, send_whole
 from sharpen.gateway.requests import ApiError
+from sharpen.gateway.routes import Protocols
 from sharpen.gateway.stream import Stream
 
 START_TIMEOUT_S = 30.0
@@ -45,6 +46,7 @@ class Server:
         config: GatewayConfig | None = None,
     ) -> None:
         self._config = config or GatewayConfig()
+        self._protocols = Protocols(self._config.protocols)
         self._start_request = start
         self._who_calls = who_calls
         self._connections: Connections | None = None
@@ -96,7 +98,7 @@ class Server:
         except ClientDisconnect:
             return
         except ApiError as error:
-            await send_whole(send, error_reply(error, path), close=True)
+            await send_whole(send, self._protocols.refusal(error, path), close=True)
 
     @contextlib.contextmanager
     def _one_more(self, key: str) -> Iterator[None]:
@@ -126,7 +128,7 @@ class Server:
             if gone.done():
                 task.cancel()
                 return
-            reply = reply_of(task, raw)
+            reply = self._protocols.reply_of(task, raw)
             if reply.stream is not None:
                 await _send_stream(send, reply, reply.stream, gone, close=close)
             else:

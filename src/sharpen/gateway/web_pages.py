@@ -17,8 +17,9 @@ from ipaddress import ip_address
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sharpen.config.sections import GatewayConfig
-from sharpen.gateway.replies import error_reply, send_whole
+from sharpen.gateway.replies import send_whole
 from sharpen.gateway.requests import ApiError, short_repr
+from sharpen.gateway.routes import OURS
 
 _OWN = (b"none", b"same-origin")
 """What `Sec-Fetch-Site` says where no page of another site asks: its owner typed the address."""
@@ -33,7 +34,7 @@ def without_web_pages(app: ASGIApp, config: GatewayConfig) -> ASGIApp:
             await app(scope, receive, send)
         else:
             error = ApiError(reason, status=403, code="web_page", kind="permission_error")
-            await send_whole(send, error_reply(error, scope["path"]), close=True)
+            await send_whole(send, OURS.refusal(error, scope["path"]), close=True)
 
     return checked
 

@@ -21,6 +21,7 @@ from sharpen.config.run import RunConfig
 from sharpen.config.sections import ClusterConfig
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ConfigError
+from sharpen.gateway.routes import Protocols
 from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.learning.recipe import (
     EngineChoice,
@@ -35,6 +36,7 @@ from sharpen.learning.recipe import (
 )
 from sharpen.learning.trainer.settings import check_lora, check_optimizer
 from sharpen.models.files import check_model_path, model_folder
+from sharpen.models.table import bring
 from sharpen.placement.auxiliary.settings import check_auxiliary_models, fetch_auxiliary_models
 from sharpen.placement.engine_choice import (
     Machine,
@@ -324,11 +326,14 @@ def _check_towers(config: RunConfig, engine: EngineChoice | None, folder: Path) 
 
 def _fit(problems: Problems, config: RunConfig) -> tuple[RunConfig, tuple[str, ...], EngineChoice | None]:
     """Return the configuration fitted to this machine, notices about the changes, and the engine."""
+    problems.check(bring, *config.families)
+    problems.check(Protocols, config.gateway.protocols)
     config, notices = fit_to_machine(config)
     return config, notices, problems.check(check_engine, config)
 
 
 def _recipe(problems: Problems, config: RunConfig) -> TrainingRecipe | None:
+    problems.check(bring, *config.families)
     recipe: TrainingRecipe | None = problems.check(recipe_of, config)
     if recipe is not None:
         problems.check(check_settings, recipe)

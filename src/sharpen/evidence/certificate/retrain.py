@@ -39,6 +39,7 @@ from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.machine import available_bytes
 from sharpen.models.files import model_folder, quiet_transformers
 from sharpen.models.identity import model_identity
+from sharpen.models.table import bring
 
 _BYTES = 100
 """Memory for each weight: the model twice, states before, after and made once more, and gradients."""
@@ -139,6 +140,7 @@ class _Records:
 
     def __init__(self, run_dir: Path, *, running: bool = False) -> None:
         config = read_resolved(run_dir / "resolved.json")
+        bring(*config.families)
         self._config = config
         self._run_dir, self._settings = run_dir, Settings.of(run_dir, config)
         self.lineage = read_lineage(run_dir, running=running)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sharpen.contracts import Generation
-from sharpen.gateway.answers import Choice, Delta, Head
+from sharpen.gateway.answers import Choice, Delta, Head, Writer
 from sharpen.gateway.context import Context
 from sharpen.gateway.door import Door, openai_place
 from sharpen.gateway.protocols import chat
@@ -56,13 +56,11 @@ def _prompt(given: str | list[Any]) -> str | tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionsWriter:
+class CompletionsWriter(Writer):
     """Writes one answer as completions have it. Each choice has the index of its call.
 
     `logprobs`, `return_token_ids`: each choice holds them; in a stream, they come after its text.
     """
-
-    streams_overflow = False
 
     logprobs: bool = False
     include_usage: bool = False
