@@ -7,8 +7,7 @@ know what is computed in them, nor what a run does next.
 - `start`: starts the serving side of a run, here or on Ray
 - `local`: the serving side in this process
 - `serving`: its thread for engine and gateway
-- `sessions`: the user's functions, and the models that each rollout opens
-- `attempts`: who runs attempts here: this process, or isolated ones
+- `sessions`: the user's functions, who runs them, and the models that each rollout opens
 - `isolated/`: attempts in processes of their own
 - `cluster/`: parts in actors of Ray
 - `exchange/`: explorer and trainer apart from each other
