@@ -12,8 +12,7 @@ know what is computed in them, nor what a run does next.
 - `cluster/`: parts in actors of Ray
 - `exchange/`: explorer and trainer apart from each other
 - `auxiliary/`: models that are not trained
-- `engine_choice`: which engine serves a run
-- `engine_counts`: how many engines this machine can hold
+- `engine_choice`: which engine serves a run, and how many of it this machine can hold
 - `engines`: loads a model into an engine, and makes its gateway
 - `trainers`: makes the trainer, in one process or several
 - `ranks/`: a trainer in several processes

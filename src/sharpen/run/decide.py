@@ -44,11 +44,11 @@ from sharpen.placement.engine_choice import (
     check_heads,
     check_towers,
     choose_engine,
+    fit_auxiliary,
+    fit_policy,
     own_engine,
     this_machine,
-    vllm_serves,
 )
-from sharpen.placement.engine_counts import fit_auxiliary, fit_policy
 from sharpen.placement.model_formats import check_formats, formats_line
 from sharpen.placement.teacher_files import check_teacher, teacher_folder
 from sharpen.placement.trainers import check_trainer
@@ -234,8 +234,7 @@ def fit_to_machine(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
 def fit_engines(config: RunConfig, machine: Machine) -> tuple[RunConfig, tuple[str, ...]]:
     """Return the configuration with the engines that fit a machine, and a line for each model whose numbers do not
     apply."""
-    vllm = vllm_serves(config.engine, machine, deterministic=config.deterministic)
-    model, lines = fit_policy(config.model, machine, vllm=vllm)
+    model, lines = fit_policy(config.model, config.engine, machine, deterministic=config.deterministic)
     auxiliary, others = fit_auxiliary(config.auxiliary_models)
     return config.model_copy(update={"model": model, "auxiliary_models": auxiliary}), (*lines, *others)
 
