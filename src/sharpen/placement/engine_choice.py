@@ -232,13 +232,12 @@ def fit_auxiliary(
     models: Mapping[str, AuxiliaryModelConfig],
 ) -> tuple[dict[str, AuxiliaryModelConfig], tuple[str, ...]]:
     """Return the auxiliary models with one engine each, and a line for each whose numbers do not apply."""
-    lines = tuple(
-        f"auxiliary_models.{name}: {given}: without effect: {_AUXILIARY}"
-        for name, model in models.items()
-        if (given := list_counts(model))
-    )
-    one = dict.fromkeys(COUNTS, 1)
-    return {name: model.model_copy(update=one) for name, model in models.items()}, lines
+    fitted, lines = dict(models), []
+    for name, model in models.items():
+        if given := list_counts(model):  # others stay as they are: what a copy updates counts as set by the user
+            fitted[name] = model.model_copy(update=dict.fromkeys(COUNTS, 1))
+            lines.append(f"auxiliary_models.{name}: {given}: without effect: {_AUXILIARY}")
+    return fitted, tuple(lines)
 
 
 def list_counts(model: TunerModelConfig) -> str:
@@ -253,7 +252,7 @@ def fit_policy(
     given = list_counts(model)
     if _why_embedded(engine, machine, deterministic) is not None:
         one = model.model_copy(update=dict.fromkeys(COUNTS, 1))
-        return one, (f"model: {given}: without effect: {_ONE}",) if given else ()
+        return (one, (f"model: {given}: without effect: {_ONE}",)) if given else (model, ())
     width, count = fit_counts(model, machine)
     if (width, count) == (model.tensor_parallel_size, model.inference_engine_num):
         return model, ()

@@ -236,6 +236,8 @@ def fit_engines(config: RunConfig, machine: Machine) -> tuple[RunConfig, tuple[s
     apply."""
     model, lines = fit_policy(config.model, config.engine, machine, deterministic=config.deterministic)
     auxiliary, others = fit_auxiliary(config.auxiliary_models)
+    if not (lines or others):
+        return config, ()
     return config.model_copy(update={"model": model, "auxiliary_models": auxiliary}), (*lines, *others)
 
 
