@@ -1,10 +1,10 @@
 """Follows four travellers through a toy run, and counts their ways: the table of docs/understand/architecture.md.
 
 The travellers: a request of the agent, until its call is recorded; a rollout, until the optimizer takes its gradient;
-new weights, until the engine serves them; the configuration, to each place that is handed it or reads a setting.
+new weights, until the engine serves them; the configuration, to each function that is handed it, or what holds it.
 In: `src/sharpen`, which runs here for two steps. Out: for each traveller the files on its way, how often it moves from
 a file to another, climbs (to a file on a higher floor: above all that it imports) and returns (to a file where it was
-before). A function counts when it is entered first, so that loops and numbers of tokens do not.
+before). A function counts when it is called first, so that loops and numbers of tokens do not; a property is only read.
 
     python docs/follow_travellers.py [--way NAME] [--source FOLDER]
 """
@@ -12,6 +12,7 @@ before). A function counts when it is entered first, so that loops and numbers o
 from __future__ import annotations
 
 import argparse
+import dis
 import itertools
 import json
 import runpy
@@ -64,7 +65,7 @@ class Follower:
         """What `sys.setprofile` calls."""
         code = frame.f_code
         is_ours = code.co_filename.startswith(self._root) and code.co_filename.endswith(".py")
-        if not is_ours or code.co_name.startswith("<"):
+        if not is_ours or code.co_name.startswith("<") or (event == "call" and _is_read(frame)):
             return
         place = (code.co_filename.rpartition("/")[2], code.co_name)
         if event == "call":
@@ -73,32 +74,41 @@ class Follower:
             if place == ("optimizer.py", "norm"):
                 self.end("rollout")
             for name in tuple(self._open):
-                self._note(name, code)
+                self._note(name, frame)
             for name, kind in self._kinds.items():
                 if code not in self._seen[name] and any(_bears(value, kind) for value in _arguments(frame)):
-                    self._note(name, code)
+                    self._note(name, frame)
         elif event == "return" and place == ("local.py", "publish"):
             self.end("weights")
 
-    def _note(self, name: str, code: CodeType) -> None:
+    def _note(self, name: str, frame: FrameType) -> None:
+        code = frame.f_code
         if code not in self._seen[name]:
             self._seen[name].add(code)
             self.ways[name].append((code.co_filename.removeprefix(self._root), code.co_qualname))
 
     def _watch_reads(self, base: type) -> None:
-        """Note who reads a setting: the class of the settings gets an attribute access that looks at its caller."""
+        """Note the files that read a setting: the class of the settings looks at who asks it for one."""
         plain = object.__getattribute__
 
-        def read(self_: Any, key: str) -> Any:
-            code = sys._getframe(1).f_code
-            if key in type(self_).__pydantic_fields__ and code.co_filename.startswith(self._root):
-                for name, kind in self._kinds.items():
-                    if isinstance(self_, kind):
-                        self.readers[name].add(code.co_filename.removeprefix(self._root))
-                        self._note(name, code)
-            return plain(self_, key)
+        def read(settings: Any, name: str) -> Any:
+            file = sys._getframe(1).f_code.co_filename
+            is_setting = name in type(settings).__pydantic_fields__ or isinstance(
+                getattr(type(settings), name, None), property
+            )
+            if file.startswith(self._root) and is_setting:
+                for way, kind in self._kinds.items():
+                    if isinstance(settings, kind):
+                        self.readers[way].add(file.removeprefix(self._root))
+            return plain(settings, name)
 
         base.__getattribute__ = read  # type: ignore[assignment, method-assign]
+
+
+def _is_read(frame: FrameType) -> bool:
+    """Whether a frame is that of a property, which is read like any attribute and not called."""
+    caller = frame.f_back
+    return caller is not None and dis.opname[caller.f_code.co_code[caller.f_lasti]] == "LOAD_ATTR"
 
 
 def _arguments(frame: FrameType) -> Iterator[Any]:
@@ -170,10 +180,11 @@ def toy_run(follower: Follower, folder: Path) -> None:
     )
 
 
-def moves(way: list[tuple[str, str]]) -> list[str]:
-    """The files of a way, one after another."""
-    files = [file for file, _ in way]
-    return [file for number, file in enumerate(files) if not number or file != files[number - 1]]
+def counts(way: list[str], height: Mapping[str, int]) -> tuple[int, int, int, int]:
+    """The files, moves, climbs and returns of a way, which is the file of each function on it."""
+    files = [file for file, _ in itertools.groupby(way)]
+    climbs = sum(height[b] > height[a] for a, b in itertools.pairwise(files))
+    return len(set(files)), len(files) - 1, climbs, len(files) - len(set(files))
 
 
 def main() -> None:
@@ -197,12 +208,11 @@ def main() -> None:
         return
     print("| | files | moves | climbs | returns |\n|---|---|---|---|---|")
     for name, said in TRAVELLERS.items():
-        files = moves(follower.ways[name])
-        climbs = sum(height[b] > height[a] for a, b in itertools.pairwise(files))
-        print(f"| {said} | {len(set(files))} | {len(files) - 1} | {climbs} | {len(files) - len(set(files))} |")
+        numbers = counts([file for file, _ in follower.ways[name]], height)
+        print(f"| {said} | {' | '.join(map(str, numbers))} |")
     for name, readers in follower.readers.items():
         only = {file for file, _ in follower.ways[name]} - readers
-        print(f"files that get the {name} and read none of it: {len(only)}: {sorted(only)}")
+        print(f"\nhanded the {name}, and reading none of it: {', '.join(sorted(only)) or 'no file'}")
 
 
 if __name__ == "__main__":

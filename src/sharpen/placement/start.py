@@ -5,7 +5,6 @@ In: a `Job`. Out: `Serving`, the interface that the coordinator uses.
 
 from __future__ import annotations
 
-from sharpen.config.run import RunConfig
 from sharpen.learning.recipe import Job, Recipe
 from sharpen.placement.local import LocalServing
 from sharpen.placement.place import Place, Serving
@@ -20,11 +19,11 @@ def start_serving(job: Job[Recipe]) -> Serving:
     return RayServing(job)
 
 
-def start_training(config: RunConfig) -> Place | None:
+def start_training(job: Job[Recipe]) -> Place | None:
     """Reserve the place of a trainer without engines; None is this machine. Raises `ConfigError` if Ray is not
     available."""
-    if not config.uses_ray:
+    if not job.config.uses_ray:
         return None
     from sharpen.placement.cluster.placement import RayTraining
 
-    return RayTraining(config)
+    return RayTraining(job.config)

@@ -114,7 +114,7 @@ def open_loop(
         site = stack.enter_context(open_site(resolved, config_path, job, data, display))
         site.display.doing(f"loading the model {job.config.model.model_path}")
         serving = None if job.workflow is None else start_serving(job)
-        place = serving if serving is not None else start_training(job.config)
+        place = serving if serving is not None else start_training(job)
         if place is not None:
             stack.callback(place.close)
             site.display.message(place.line)
@@ -348,7 +348,7 @@ def _probe(site: Site, serving: Serving | None) -> Sequence[Experience]:
         return site.inbox.announcement.probe
     if serving is None or isinstance(site.job.recipe, RowRecipe):
         return ()
-    return probe_at_start(site.job.config, serving, site.data.training)
+    return probe_at_start(site.job, serving, site.data.training)
 
 
 def _restore(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: ExpertRows | None) -> Progress:
