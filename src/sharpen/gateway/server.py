@@ -2,7 +2,7 @@
 
 In: HTTP requests, each with its rollout's key, on the loopback interface or where the configuration says. Out:
 responses. The server starts when a `base_url` is first read, and runs on the serving loop. A client that disconnects
-aborts its request. A connection with a known opener serves one request only (see `connections`). A body that is too
+aborts its request. A connection with a known opener serves one request only (see `caller`). A body that is too
 large or too slow is refused.
 """
 
@@ -18,8 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from sharpen.config.sections import GatewayConfig
-from sharpen.gateway.caller import Caller, WhoCalls
-from sharpen.gateway.connections import Connections
+from sharpen.gateway.caller import Caller, Connections, WhoCalls
 from sharpen.gateway.exchange import RawRequest, Reply, Start, raw_request
 from sharpen.gateway.listening import AppServer, url_of
 from sharpen.gateway.replies import head_of, send_whole

@@ -1,4 +1,4 @@
-"""The choice of the engine that serves the model, made before anything is loaded.
+"""The choice of the engine that serves the model, and of how many of it, made before anything is loaded.
 
 In: the settings of the engine, the installed packages, the GPUs of this machine. Out: `EngineChoice`; `ConfigError` for
 an engine that is not available here.
@@ -17,7 +17,7 @@ from pathlib import Path
 from sharpen.config.doors import find_part
 from sharpen.config.extras import install_command
 from sharpen.config.public import TunerModelConfig
-from sharpen.config.run import ENGINES, EngineConfig
+from sharpen.config.run import ENGINES, AuxiliaryModelConfig, EngineConfig
 from sharpen.contracts import StartEngine
 from sharpen.errors import ConfigError
 from sharpen.learning.recipe import EngineChoice, EngineType
@@ -149,11 +149,6 @@ def check_towers(engine: EngineType, folder: Path) -> None:
         )
 
 
-def vllm_serves(engine: EngineConfig, machine: Machine, *, deterministic: bool) -> bool:
-    """Whether vLLM serves the trained model."""
-    return _why_embedded(engine, machine, deterministic) is None
-
-
 def _why_embedded(engine: EngineConfig, machine: Machine, deterministic: bool) -> str | None:
     """Return why vLLM does not serve; None if it does."""
     if engine.type != "auto":
@@ -221,3 +216,59 @@ def installed_builds() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+# Fits the number of engines, and the devices of each, to this machine.
+#
+# In: the settings of a run's models, and the machine. Out: the settings with the numbers used here, and a line for each
+# model whose configured numbers do not apply. Not for runs on Ray, which has other machines.
+
+COUNTS = ("inference_engine_num", "tensor_parallel_size")
+_ONE = "in one process all engines but vLLM are one, on one device (docs/use/vllm.md)"
+_AUXILIARY = "in one process it is served by one engine, on one device (Ray with vLLM places more: docs/use/ray.md)"
+
+
+def fit_auxiliary(
+    models: Mapping[str, AuxiliaryModelConfig],
+) -> tuple[dict[str, AuxiliaryModelConfig], tuple[str, ...]]:
+    """Return the auxiliary models with one engine each, and a line for each whose numbers do not apply."""
+    fitted, lines = dict(models), []
+    for name, model in models.items():
+        if given := list_counts(model):  # others stay as they are: what a copy updates counts as set by the user
+            fitted[name] = model.model_copy(update=dict.fromkeys(COUNTS, 1))
+            lines.append(f"auxiliary_models.{name}: {given}: without effect: {_AUXILIARY}")
+    return fitted, tuple(lines)
+
+
+def list_counts(model: TunerModelConfig) -> str:
+    """List the numbers of engines and devices that are not 1, for a message; empty if all are 1."""
+    return ", ".join(f"{name} = {value}" for name in COUNTS if (value := getattr(model, name)) != 1)
+
+
+def fit_policy(
+    model: TunerModelConfig, engine: EngineConfig, machine: Machine, *, deterministic: bool
+) -> tuple[TunerModelConfig, tuple[str, ...]]:
+    """Return the trained model with the engines that fit this machine, and a line if its numbers do not apply."""
+    given = list_counts(model)
+    if _why_embedded(engine, machine, deterministic) is not None:
+        one = model.model_copy(update=dict.fromkeys(COUNTS, 1))
+        return (one, (f"model: {given}: without effect: {_ONE}",)) if given else (model, ())
+    width, count = fit_counts(model, machine)
+    if (width, count) == (model.tensor_parallel_size, model.inference_engine_num):
+        return model, ()
+    line = (
+        f"model: {given}: vLLM has {machine.num_devices} {machine.device_name}(s) here, so that it is {count} "
+        f"engine(s) with {width} each"
+    )
+    return model.model_copy(update={"inference_engine_num": count, "tensor_parallel_size": width}), (line,)
+
+
+def fit_counts(model: TunerModelConfig, machine: Machine) -> tuple[int, int]:
+    """Return (devices of one engine, engines) as configured, or the most that vLLM has devices for. A width that is too
+    large is replaced by its largest divisor that fits, since it must divide the model's attention heads. Engines of one
+    core each may share cores."""
+    width, count, here = model.tensor_parallel_size, model.inference_engine_num, machine.num_devices
+    width = max(part for part in range(1, width + 1) if width % part == 0 and part <= max(here, 1))
+    if width > 1 or not machine.vllm_for_cpu:
+        count = max(1, min(count, here // width))
+    return width, count

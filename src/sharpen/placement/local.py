@@ -17,12 +17,11 @@ from sharpen.agent.rollout.in_process import Opener, no_silent_exit
 from sharpen.agent.rollout.runner import RolloutRunner
 from sharpen.learning.recipe import Job, Recipe
 from sharpen.models.files import quiet_transformers
-from sharpen.placement.attempts import attempt_runner
 from sharpen.placement.auxiliary.models import AuxiliaryModels, loading
 from sharpen.placement.engines import load_policy, make_gateway
 from sharpen.placement.probe import sample_probes
 from sharpen.placement.serving import ServingThread
-from sharpen.placement.sessions import openers, user_functions
+from sharpen.placement.sessions import attempt_runner, openers, user_functions
 from sharpen.types import Experience, IntArray, Mode
 
 if TYPE_CHECKING:

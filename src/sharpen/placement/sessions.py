@@ -1,6 +1,7 @@
-"""The user's functions and the models of a rollout: the policy, at a gateway or an endpoint, and auxiliary models.
+"""The user's functions, what runs them here, and the models of a rollout: the policy, at a gateway or an endpoint, and
+auxiliary models.
 
-In: a job, a gateway. Out: `UserFunctions`, and for each mode a function that opens `RolloutModels`.
+In: a job, a gateway. Out: `UserFunctions`, an `AttemptRunner`, and for each mode a function that opens `RolloutModels`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Any
 
 from sharpen.agent.agentscope.model import present
 from sharpen.agent.rollout.attempt import UserFunctions
-from sharpen.agent.rollout.in_process import OpenModels
+from sharpen.agent.rollout.in_process import AttemptRunner, InProcess, OpenModels
 from sharpen.agent.rollout.models import Access, RolloutModels
-from sharpen.config.run import EvaluationConfig
+from sharpen.config.run import EvaluationConfig, RolloutConfig
 from sharpen.gateway.gateway import Gateway
 from sharpen.learning.recipe import Job, Recipe
 from sharpen.placement.auxiliary.models import AuxiliaryModels
@@ -30,6 +31,16 @@ def user_functions(job: Job[Recipe]) -> UserFunctions:
         needs_reward=job.recipe.needs_reward,
         model_exceptions=job.config.rollout.model_exceptions,
     )
+
+
+def attempt_runner(functions: UserFunctions, config: RolloutConfig) -> AttemptRunner:
+    """Return what runs attempts: this process, or processes of their own (`rollout.isolation`). Raises `ConfigError` if
+    the functions cannot be sent to these."""
+    if config.isolation == "none":
+        return InProcess(functions, config.timeout_s)
+    from sharpen.placement.isolated.pool import ProcessPool
+
+    return ProcessPool(functions, config)
 
 
 def own_arguments(evaluation: EvaluationConfig) -> dict[str, Mapping[str, Any]]:

@@ -44,11 +44,11 @@ from sharpen.placement.engine_choice import (
     check_heads,
     check_towers,
     choose_engine,
+    fit_auxiliary,
+    fit_policy,
     own_engine,
     this_machine,
-    vllm_serves,
 )
-from sharpen.placement.engine_counts import fit_auxiliary, fit_policy
 from sharpen.placement.model_formats import check_formats, formats_line
 from sharpen.placement.teacher_files import check_teacher, teacher_folder
 from sharpen.placement.trainers import check_trainer
@@ -234,9 +234,10 @@ def fit_to_machine(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
 def fit_engines(config: RunConfig, machine: Machine) -> tuple[RunConfig, tuple[str, ...]]:
     """Return the configuration with the engines that fit a machine, and a line for each model whose numbers do not
     apply."""
-    vllm = vllm_serves(config.engine, machine, deterministic=config.deterministic)
-    model, lines = fit_policy(config.model, machine, vllm=vllm)
+    model, lines = fit_policy(config.model, config.engine, machine, deterministic=config.deterministic)
     auxiliary, others = fit_auxiliary(config.auxiliary_models)
+    if not (lines or others):
+        return config, ()
     return config.model_copy(update={"model": model, "auxiliary_models": auxiliary}), (*lines, *others)
 
 
@@ -278,27 +279,22 @@ def check_place(config: RunConfig) -> None:
         raise ConfigError("the settings of cluster have no effect with execution: local: set it to ray, or remove them")
 
 
-def _shares_base(config: RunConfig) -> bool:
-    """Whether trainer and embedded engine have one copy of the frozen weights."""
-    return config.trainer.lora is not None and config.trainer.lora.base != "own"
-
-
 def check_base(config: RunConfig, engine: EngineChoice | None, *, serves: bool) -> None:
     """Raise `ConfigError` if the frozen weights cannot be shared as `trainer.lora.base` says. `serves`: the run has an
     engine, `engine` if it is known."""
-    if not _shares_base(config):
+    lora = config.trainer.lora
+    if lora is None or lora.base == "own":
         return
-    assert config.trainer.lora is not None
     apart = config.uses_ray or config.mode != "both" or (engine is not None and engine.type != "embedded")
     if config.trainer.has_ranks or (serves and apart):
         raise ConfigError(
-            f"trainer.lora.base is {config.trainer.lora.base!r}, for which trainer and embedded engine must be in one "
+            f"trainer.lora.base is {lora.base!r}, for which trainer and embedded engine must be in one "
             "process: leave execution and mode out, set engine.type to embedded and trainer.num_processes to 1 "
             "without trainer.cpu_offload, or base to own"
         )
     if serves and config.engine.dtype != config.trainer.dtype:
         raise ConfigError(
-            f"trainer.lora.base is {config.trainer.lora.base!r}, one copy of the frozen weights for trainer and "
+            f"trainer.lora.base is {lora.base!r}, one copy of the frozen weights for trainer and "
             f"engine, but trainer.dtype is {config.trainer.dtype} and engine.dtype {config.engine.dtype}: set them to "
             "the same"
         )
@@ -311,11 +307,12 @@ def _adapters(config: RunConfig, engine: EngineChoice | None, *, trains: bool) -
     if lora is None or engine is None:
         return None
     if engine.type == "embedded":
-        return lora if trains and _shares_base(config) else None
+        return lora if trains and lora.base != "own" else None
+    if engine.type != "vllm" or config.trainer.has_ranks or config.uses_ray or config.mode != "both":
+        return None
     from sharpen.engine.vllm.adapters import RANKS
 
-    one_process = not (config.trainer.has_ranks or config.uses_ray or config.mode != "both")
-    return lora if engine.type == "vllm" and lora.rank <= max(RANKS) and one_process else None
+    return lora if lora.rank <= max(RANKS) else None
 
 
 def _check_towers(config: RunConfig, engine: EngineChoice | None, folder: Path) -> None:

@@ -30,12 +30,11 @@ from sharpen.files import check_writable, write_whole
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.records import EVALUATIONS
 from sharpen.learning.supervised.held_out import HeldOut
-from sharpen.placement.attempts import attempt_runner
 from sharpen.placement.auxiliary.models import AuxiliaryModels, loading
 from sharpen.placement.auxiliary.remote import RemoteModel
 from sharpen.placement.auxiliary.settings import check_auxiliary_models
 from sharpen.placement.serving import ServingThread
-from sharpen.placement.sessions import opener, own_arguments
+from sharpen.placement.sessions import attempt_runner, opener, own_arguments
 from sharpen.placement.start import start_serving
 from sharpen.run.decide import decide_evaluation, fit_to_machine
 from sharpen.run.progress import Measurement
