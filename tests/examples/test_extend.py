@@ -17,7 +17,7 @@ from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOu
 from sharpen.config.functions import import_function, import_object
 from sharpen.errors import ConfigError
 from sharpen.evidence.certificate.certify import certify
-from sharpen.evidence.certificate.retrain import with_updates
+from sharpen.evidence.certificate.plain.retrain import with_updates
 from sharpen.learning.experience.reading import read_groups
 from sharpen.testing import check_algorithm, check_dataset, check_engine, check_monitor, check_tool_format
 

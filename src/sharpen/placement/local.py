@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 from sharpen.agent.agentscope.console import silent_agents
 from sharpen.agent.rollout.in_process import Opener, no_silent_exit
 from sharpen.agent.rollout.runner import RolloutRunner
+from sharpen.config.run import RunConfig
 from sharpen.learning.recipe import Job, Recipe, RolloutRecipe, RowRecipe
 from sharpen.models.files import quiet_transformers
 from sharpen.placement.attempts import attempt_runner
 from sharpen.placement.auxiliary.models import AuxiliaryModels
 from sharpen.placement.engines import load_policy, make_gateway
+from sharpen.placement.place import Place, Serving
 from sharpen.placement.probe import sample_probes
 from sharpen.placement.serving import ServingThread
 from sharpen.placement.sessions import openers, user_functions
@@ -27,6 +29,7 @@ from sharpen.types import Experience, IntArray, Mode
 
 if TYPE_CHECKING:
     import torch
+
 
 NEW_OBJECTS = 10_000
 """While agents run, the garbage collector looks for garbage after so many new objects. After 700, Python's default, it
@@ -123,3 +126,27 @@ class LocalServing:
 
     def _close_engine(self) -> None:
         self.thread.call(self.engine.close(), timeout_s=30)
+
+
+# Starts the serving side of a run, in this process or in actors of Ray.
+#
+# In: a `Job`. Out: `Serving`, the interface that the coordinator uses.
+
+
+def start_serving(job: Job[Recipe]) -> Serving:
+    """Load the job's models and start serving them; see `local.LocalServing` and `cluster.serving.RayServing`."""
+    if not job.config.uses_ray:
+        return LocalServing(job)
+    from sharpen.placement.cluster.serving import RayServing
+
+    return RayServing(job)
+
+
+def start_training(config: RunConfig) -> Place | None:
+    """Reserve the place of a trainer without engines; None is this machine. Raises `ConfigError` if Ray is not
+    available."""
+    if not config.uses_ray:
+        return None
+    from sharpen.placement.cluster.placement import RayTraining
+
+    return RayTraining(config)

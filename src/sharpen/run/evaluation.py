@@ -34,9 +34,9 @@ from sharpen.placement.attempts import attempt_runner
 from sharpen.placement.auxiliary.models import AuxiliaryModels
 from sharpen.placement.auxiliary.remote import RemoteModel
 from sharpen.placement.auxiliary.settings import check_auxiliary_models
+from sharpen.placement.local import start_serving
 from sharpen.placement.serving import ServingThread
 from sharpen.placement.sessions import opener, own_arguments
-from sharpen.placement.start import start_serving
 from sharpen.run.decide import decide_evaluation, fit_to_machine
 from sharpen.run.progress import Measurement
 from sharpen.show.monitor.display import Display
