@@ -2,7 +2,8 @@
 
 - `retrain`: repeats the updates between two checkpoints, and compares every weight
 - `beside`: the same in a process beside a run
-- `steps`: what each step trained: the calls, advantages and weights of tokens, or the rows
+- `steps`: what each step trained: the calls, advantages and weights of tokens
+- `rows`: the same of a run on rows, by the code that made their sequences
 - `update`: the plain loop; and the gradient that a moved weight implies
 - `model`: a forward pass by transformers alone, with the recorded experts and images
 - `loss_rules`: the loss that the settings require

@@ -147,13 +147,13 @@ class _Records:
         self._saved = sorted({step for step in found if step in known})
         self._adapts = config.trainer.lora is not None
         if learns_from_rows(config):
-            from sharpen.evidence.certificate.plain.steps import RowSteps
+            from sharpen.evidence.certificate.plain.rows import RowSteps
 
             self._steps: RolloutSteps | RowSteps = RowSteps(run_dir, self._settings)
         else:
             expert = None
             if config.expert.dataset is not None:
-                from sharpen.evidence.certificate.plain.steps import ExpertRowSteps
+                from sharpen.evidence.certificate.plain.rows import ExpertRowSteps
 
                 expert = ExpertRowSteps(run_dir, self._settings).updates
             self._steps = RolloutSteps(run_dir, self.lineage, self._settings, self._base, expert)

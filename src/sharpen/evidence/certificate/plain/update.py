@@ -355,11 +355,16 @@ class _Way:
         return first / (1.0 - beta1**self.count) / (unbiased.sqrt() + self.rates.eps)
 
     def between(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """The shortest and the longest way of all gradients in between. It has one turning point: for `(a + b g) /
-        sqrt(c + d g^2)` that is `b c / (a d)`."""
+        """The shortest and the longest way of all gradients in between. `(a + b g) / (sqrt(c + d g^2) + e)` has at most
+        one turning point: where `h = a d g / b` is `c + e sqrt(c + d g^2)`, which is `c` without `e`."""
         beta1, beta2 = self.rates.betas
-        turn = (1.0 - beta1) * beta2 * self.second / (beta1 * (1.0 - beta2) * self.first)
-        ways = torch.stack([self.far(one) for one in (low, high, turn.nan_to_num().clamp(low, high))])
+        unbias, eps = 1.0 - beta2**self.count, self.rates.eps
+        c, d = beta2 * self.second / unbias, (1.0 - beta2) / unbias
+        slope = beta1 * self.first * d / (1.0 - beta1)
+        flat = 1.0 - eps * eps * d / slope.square()  # not positive: the way does not turn
+        h = (c + ((1.0 - flat) * c.square() + flat * eps * eps * c).sqrt()) / flat
+        turn = torch.where(flat > 0.0, h / slope, low).clamp(low, high)
+        ways = torch.stack([self.far(one) for one in (low, high, turn)])
         return ways.amin(0), ways.amax(0)
 
     def nearest(self, gradient: Tensor, way: Tensor, unsure: Tensor) -> Tensor:
