@@ -29,6 +29,15 @@ ROOMS = (
     {"cli"},
 )
 """The rooms by floor, from the ground up: a room imports only what is on a floor below its own."""
+WHOLE = {
+    "learning/recipe.py",  # decides what a run is, by rules across sections
+    "learning/supervised/data.py",  # reads all datasets of a run, also for the certificate
+    "placement/cluster/placement.py",  # counts the actors of all roles
+    "placement/cluster/worker.py",  # hides the secrets of all settings, in a process of its own
+    "placement/exchange/announcement.py",  # compares the settings of two processes
+}
+"""Files below `run` that take the whole configuration, with why. All others take the sections that they read, or the
+`Job` that `run` made of it. (`compat` makes the configuration, `evidence` reads that of a recorded run.)"""
 
 
 def imports() -> dict[str, frozenset[str]]:
@@ -91,6 +100,20 @@ def test_no_files_import_each_other_in_a_circle():
         for path in free:
             del left[path]
     assert not left, left
+
+
+def test_rooms_below_run_take_the_settings_that_they_read_and_not_all():
+    rooms = {"agent", "models", "engine", "gateway", "learning", "placement", "show"}
+    naming = {
+        path
+        for path in imports()
+        if HOUSE["room"](path) in rooms
+        and any(
+            isinstance(node, ast.ImportFrom) and any(alias.name == "RunConfig" for alias in node.names)
+            for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        )
+    }
+    assert naming == WHOLE
 
 
 def test_files_are_no_longer_than_a_reader_takes_in():

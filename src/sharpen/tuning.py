@@ -110,7 +110,7 @@ def _resolve_arguments(
     if workflow_func is None:
         from sharpen.learning.algorithm.supervised import learns_from_rows
 
-        chosen = resolved.config.workflow if learns_from_rows(resolved.config) else None
+        chosen = resolved.config.workflow if learns_from_rows(resolved.config.algorithm) else None
     with environment(resolved.config):
         return resolved, configured_workflow(chosen, judge_func, resolved.config)
 

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trinity_table import BEGIN, END, FILES, FOLDER, PAGE, measure, toy_model, written
+from trinity_table import BEGIN, END, FILES, FOLDER, PAGE, Row, measure, toy_model, written
 
 pytestmark = pytest.mark.as_it_is
-LINES = {found[1]: line for line in written().splitlines() if (found := re.match(r"\| `([^`]+)`", line))}
+LISTED = {found[1]: line for line in written().splitlines() if (found := re.match(r"\| `([^`]+)`", line))}
+LINES = {file: str(Row(file=file, loads=True, runs=True)) for file in FILES} | LISTED
+"""What the page says of each file: it lists those that do not run unchanged."""
 
 
 @pytest.fixture(scope="session")
@@ -25,15 +27,15 @@ def model(tmp_path_factory: pytest.TempPathFactory, write_toy_model: Callable[..
 def test_a_file_does_what_the_page_says(
     file: str, model: Path, tmp_path: Path, write_toy_model: Callable[..., Path]
 ) -> None:
-    assert str(measure(file, model, tmp_path, write_toy_model)) == LINES.get(file, "no line")
+    assert str(measure(file, model, tmp_path, write_toy_model)) == LINES[file]
 
 
-def test_the_page_has_every_file_and_counts_them() -> None:
+def test_the_page_counts_the_files() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert (text.count(BEGIN), text.count(END)) == (1, 1)
     assert sorted(LINES) == FILES
     loads, runs = (sum(line.split("|")[column].strip() == "yes" for line in LINES.values()) for column in (2, 3))
-    assert f"Of {len(FILES)} files, {loads} load and {runs} run unchanged." in text
+    assert f"Of {len(FILES)} files, {loads} load and {runs} run unchanged: all but" in text
 
 
 def test_each_file_says_where_its_facts_come_from() -> None:

@@ -13,8 +13,8 @@ from sharpen.config.load import resolve
 from sharpen.learning.algorithm.advantages import ADVANTAGES
 from sharpen.learning.algorithm.losses import POLICY_LOSSES
 from sharpen.learning.algorithm.presets import PRESETS
-from sharpen.learning.algorithm.resolve import algorithm_of
 from sharpen.learning.algorithm.supervised import SUPERVISED
+from sharpen.learning.recipe import algorithm_of
 
 BASE = {
     "train_dataset": {"path": "tasks.jsonl"},

@@ -22,8 +22,8 @@ from sharpen.config.load import resolve
 from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.losses import POLICY_LOSSES
 from sharpen.learning.algorithm.presets import PRESETS, Algorithm
-from sharpen.learning.algorithm.resolve import algorithm_of
 from sharpen.learning.experience.draw import make_batch, score
+from sharpen.learning.recipe import algorithm_of
 from sharpen.learning.trainer.credit import assign
 from sharpen.learning.trainer.packing import pack
 from sharpen.learning.trainer.work import Part

@@ -15,9 +15,8 @@ from sharpen.cli.explain import explain
 from sharpen.compat.files import load_config
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.public import DatasetConfig, TunerModelConfig
-from sharpen.learning.algorithm.resolve import resolve as resolve_algorithm
 from sharpen.learning.algorithm.supervised import SUPERVISED, resolve_supervised
-from sharpen.learning.experience.replay import replay_settings
+from sharpen.learning.recipe import RolloutRecipe, recipe_of
 
 FILES = sorted((Path(__file__).parent / "yaml").glob("*.yaml"))
 PARTS = {path for path in FILES if path.stem.startswith("fragment") or path.stem == "agentscope_tuner"}
@@ -70,12 +69,6 @@ def test_the_algorithm_of_a_file_can_be_had(path: Path):
     if config.algorithm.algorithm_type in SUPERVISED:
         resolve_supervised(config.algorithm.algorithm_type, config.loss)
     else:
-        algorithm = resolve_algorithm(
-            config.algorithm.algorithm_type,
-            config.loss,
-            config.algorithm.group_size,
-            sampling=config.sampling,
-            expert=config.expert,
-            distill=config.distill,
-        )
-        assert (replay_settings(config, algorithm, ahead=0) is not None) == (path.stem == "replay")
+        recipe = recipe_of(config)
+        assert isinstance(recipe, RolloutRecipe)
+        assert (recipe.replay is not None) == (path.stem == "replay")

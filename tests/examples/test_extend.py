@@ -11,15 +11,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import torch
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.config.functions import import_function, import_object
+from sharpen.config.functions import PREPARED, import_function, import_object
 from sharpen.errors import ConfigError
 from sharpen.evidence.certificate.certify import certify
 from sharpen.evidence.certificate.plain.retrain import with_updates
+from sharpen.gateway.routes import Protocols
 from sharpen.learning.experience.reading import read_groups
-from sharpen.testing import check_algorithm, check_dataset, check_engine, check_monitor, check_tool_format
+from sharpen.models.configuration import read_config
+from sharpen.models.support import support_of
+from sharpen.models.table import bring
+from sharpen.testing import (
+    check_algorithm,
+    check_dataset,
+    check_engine,
+    check_family,
+    check_monitor,
+    check_protocol,
+    check_tool_format,
+)
 
 EXTEND = Path(__file__).parents[2] / "examples" / "extend"
 
@@ -196,6 +210,85 @@ def test_a_tool_format(place, trained, toy_model_dir: Path, capsys) -> None:
     rewards = [rollout.reward for group in read_groups(result.run_dir / "run.db") for rollout in group.rollouts]
     assert len(rewards) == 2 * 2 * 4
     assert min(rewards) > 1.0, "each answer was read as a call"
+
+
+CHAT = ("POST", "/api/chat")
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+async def speaks_ollama(task: Any, model: Any) -> WorkflowOutput:
+    """One streamed answer, over HTTP."""
+    asked = {"model": "any", "messages": [{"role": "user", "content": task["question"]}], "options": {"num_predict": 8}}
+    async with httpx.AsyncClient() as client:
+        reply = await client.post(f"{model.keyed_url.removesuffix('/v1')}/api/chat", json=asked)
+    lines = [json.loads(line) for line in reply.text.splitlines()]
+    return WorkflowOutput(reward="".join(line["message"]["content"] for line in lines).count("e") / 8)
+
+
+def test_a_protocol(place, trained, announced, tmp_path: Path) -> None:
+    """By its file and by a package. With another file the run does not go on."""
+    part = place("protocol.py:OLLAMA")
+    user, result = {"role": "user", "content": "hi"}, {"role": "tool", "tool_name": "f", "content": "3"}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}
+    options = {"temperature": 0.5, "num_predict": 8, "stop": ["x"], "seed": 3}
+    least: dict[str, Any] = {"model": "m", "messages": [user]}
+    more = {"messages": [user, called, result], "tools": TOOLS, "stream": False, "options": options, "think": True}
+    form = {"format": {"type": "object"}, "keep_alive": -1}
+    check_protocol(import_object(part), {CHAT: [least, {**least, **more}, {**least, **form}]})
+    settings = {"gateway.protocols": [part]}
+    result = trained(workflow_func=speaks_ollama, settings=settings)
+    calls = [call for group in read_groups(result.run_dir / "run.db") for one in group.rollouts for call in one.calls]
+    assert len(calls) == 2 * 2 * 4
+    announced("protocols", "ollama = protocol:OLLAMA")
+    assert Protocols(["ollama"]).parser(CHAT) is not None
+    with (tmp_path / "protocol.py").open("a") as file:
+        file.write("# changed\n")
+    with pytest.raises(ConfigError, match=r"what gateway.protocols holds: \d+ bytes .*-> \d+ bytes"):
+        trained(workflow_func=speaks_ollama, settings=settings, steps=3)
+
+
+@pytest.fixture
+def squares(tmp_path: Path, toy_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Path]:
+    """Make a tiny model of the example's family, given its module's parts: `squares(part)`."""
+    monkeypatch.setenv(PREPARED, "[]")  # what is brought here is brought in no later test
+
+    def make(family: Any) -> Path:
+        settings = json.loads((toy_model_dir / "config.json").read_text())
+        sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+        module = import_object(family.replace("SQUARES", "SquaresForCausalLM"))
+        torch.manual_seed(0)
+        model = module(module.config_class(**{name: settings[name] for name in sizes}, max_position_embeddings=128))
+        folder = shutil.copytree(toy_model_dir, tmp_path / "squares", ignore=shutil.ignore_patterns("*.safetensors"))
+        model.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+def test_a_family(place, trained, squares, tmp_path: Path) -> None:
+    """A run that trains in two processes is certified where the file is trusted, and says so where it is not."""
+    part = place("family.py:SQUARES")
+    folder = squares(part)
+    bring(part)
+    check_family(import_object(part), folder)
+    model = TunerModelConfig(model_path=str(folder), max_model_len=128, max_tokens=8)
+    result = trained(model=model, settings={"families": [part], "trainer.num_processes": 2})
+    assert json.loads((result.run_dir / "latest" / "config.json").read_text())["model_type"] == "squares"
+    command, file = [sys.executable, "-m", "sharpen", "certify", str(result.run_dir)], part.partition(":")[0]
+    untrusted = subprocess.run(command, capture_output=True, text=True)
+    assert untrusted.returncode == 0, untrusted.stderr
+    assert "the logprobs, since their model's family is not known" in untrusted.stdout
+    assert f"`sharpen certify` has --trust {file}" in untrusted.stdout
+    trusted = subprocess.run([*command, "--retrain", "--trust", file], capture_output=True, text=True)
+    assert trusted.returncode == 0, trusted.stdout + trusted.stderr
+    assert "since their model's" not in trusted.stdout
+    assert "not made once more" not in trusted.stdout
+
+
+def test_a_family_that_a_package_announces_is_found_by_the_type_of_its_model(squares, announced) -> None:
+    folder = squares(f"{EXTEND / 'family.py'}:SQUARES")
+    announced("families", "squares = family:SQUARES")
+    assert support_of(read_config(folder))["family"] == "Squares"
 
 
 def test_an_engine(place, trained, toy_model_dir: Path, capsys) -> None:

@@ -16,10 +16,10 @@ from sharpen.evidence.certificate.certificate import Certificate
 from sharpen.evidence.certificate.certify import certify
 from sharpen.evidence.certificate.delivery import delivery
 from sharpen.evidence.certificate.rules import Rules
-from sharpen.learning.algorithm.resolve import algorithm_of
 from sharpen.learning.experience.draw import draw_batches
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.reading import read_trained
+from sharpen.learning.recipe import algorithm_of
 from sharpen.types import Group, Rollout
 
 VERSION = 0

@@ -19,7 +19,7 @@ from sharpen.agent.rollout.user_loop import owner
 from sharpen.config.run import RolloutConfig
 from sharpen.contracts import GenerateRequest, Generation
 from sharpen.gateway.gateway import Gateway
-from sharpen.placement.attempts import attempt_runner
+from sharpen.placement.sessions import attempt_runner
 from sharpen.types import Group, Task
 
 Script = Callable[[str], "str | Awaitable[str]"]

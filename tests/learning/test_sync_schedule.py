@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.learning.schedule import Action, Counters, Schedule, staleness_settings
+from sharpen.learning.schedule import Action, Counters, Schedule
+from sharpen.run.rollouts import staleness_settings
 
 
 def schedule(style: str = "fixed", interval: int = 1, offset: int = 0, *, updates: int = 1, **given):
@@ -20,7 +21,11 @@ def schedule(style: str = "fixed", interval: int = 1, offset: int = 0, *, update
             "sync": {"style": style, "interval": interval, "offset": offset, **given},
         }
     )
-    return Schedule.of(config)
+    return schedule_of(config)
+
+
+def schedule_of(config: RunConfig) -> Schedule:
+    return Schedule.of(config.sync, mode=config.mode, updates=config.trainer.updates)
 
 
 @dataclass
@@ -202,4 +207,4 @@ def test_trap_12_the_alarm_names_the_settings_that_are_in_force(settings, said):
         **settings,
     }
     config = RunConfig.model_validate(content)
-    assert staleness_settings(config, Schedule.of(config)) == said
+    assert staleness_settings(config, schedule_of(config)) == said

@@ -37,6 +37,9 @@ def test_ids_come_in_parts_and_are_those_of_an_unstreamed_call(serving):
     assert len(parts) > 1
 
 
+PLAIN = {"auxiliary": False, "deterministic": False, "alone": True}
+
+
 def engine_that_waits(folder: Path) -> Any:
     """The class of an actor whose engine samples two tokens, then none until it is cancelled, which it writes down."""
 
@@ -63,7 +66,7 @@ def test_a_reader_that_hangs_up_stops_the_sampling(cluster, tmp_path):
     """Red when the client does not cancel the call, and when the actor does not cancel the engine's."""
     import ray
 
-    actor = ray.remote(engine_that_waits(tmp_path)).options(num_cpus=0).remote(None, None, 1, alone=True)
+    actor = ray.remote(engine_that_waits(tmp_path)).options(num_cpus=0).remote(None, None, 1, **PLAIN)
     client = EngineClient(actor, max_model_len=128)
     told: list[int] = []
 

@@ -14,7 +14,7 @@ from fake_endpoint import FakeEndpoint, completion
 from sharpen.agent.rollout.models import RolloutModels
 from sharpen.config.public import DatasetConfig, TunerModelConfig
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
-from sharpen.placement.auxiliary.models import AuxiliaryModels
+from sharpen.placement.auxiliary.models import AuxiliaryModels, loading
 from sharpen.placement.serving import ServingThread
 
 MakeConfig = Callable[..., RunConfig]
@@ -73,7 +73,8 @@ def open_models() -> Iterator[Any]:
     started: list[AuxiliaryModels] = []
 
     def start(config: RunConfig) -> WithoutPolicy:
-        started.append(AuxiliaryModels(config, thread))
+        load = loading(config.engine, deterministic=config.deterministic)
+        started.append(AuxiliaryModels(config.auxiliary_models, thread, load, listen=config.gateway))
         return WithoutPolicy(started[-1])
 
     yield start

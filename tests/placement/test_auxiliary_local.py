@@ -98,12 +98,14 @@ BAD = [
 @pytest.mark.parametrize(("settings", "kind", "words"), BAD, ids=[words for _, _, words in BAD])
 def test_what_can_be_checked_before_anything_is_loaded(make_config: Any, settings: Any, kind: Any, words: str) -> None:
     with pytest.raises(kind) as caught:
-        check_auxiliary_models(make_config(judge=settings))
+        check_auxiliary_models(make_config(judge=settings).auxiliary_models)
     assert words in str(caught.value)
     assert "judge" in str(caught.value) or kind is ModelError
 
 
 def test_a_good_one_passes(make_config: Any, toy_model_dir: Path) -> None:
     check_auxiliary_models(
-        make_config(judge={"model_path": str(toy_model_dir)}, other={"base_url": "http://localhost:8000/v1/"})
+        make_config(
+            judge={"model_path": str(toy_model_dir)}, other={"base_url": "http://localhost:8000/v1/"}
+        ).auxiliary_models
     )

@@ -16,9 +16,8 @@ from sharpen.config.extras import install_command
 from sharpen.config.load import resolve
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.learning.recipe import EngineChoice
 from sharpen.placement.cluster.connect import check_ray, check_size
-from sharpen.placement.cluster.placement import choose, engine_names, fit_widths, needs, num_ranks, single_engine_config
+from sharpen.placement.cluster.placement import engine_names, fit_widths, needs, num_ranks
 from sharpen.placement.cluster.weights import to_arrays, to_tensors
 from sharpen.placement.engine_choice import check_towers
 from sharpen.run.decide import check_engine, decide_rollouts
@@ -100,8 +99,7 @@ def test_colocated_engines_and_ranks_are_pairs_on_gpus(make):
         needs(make(**pairs), 2, "embedded")
 
 
-def test_each_actor_has_one_engine_and_its_device_is_ray_s_to_choose(make):
-    assert choose(make(model__inference_engine_num=3, engine__type="embedded"), 0).type == "embedded"
+def test_the_device_of_an_engine_is_ray_s_to_choose(make):
     with pytest.raises(ConfigError, match=r"engine.device is cuda:1, but Ray assigns the GPUs"):
         check_engine(make(engine__device="cuda:1", execution="ray"))
 
@@ -114,12 +112,11 @@ def test_no_tower_learns_from_a_vllm_that_is_given_no_images(make, tmp_path):
     refused = r"trainer.train_towers is true.*vllm.*Gemma 3"
     with pytest.raises(ConfigError, match=refused):
         decide_rollouts(make(**trains, mode="train", name="n", engine__type="vllm"), agent, None)
-    vllm = EngineChoice(type="vllm", reason="installed, with 1 GPU(s)")
+    decide_rollouts(make(**trains, mode="train", name="n"), agent, None)
+    decide_rollouts(make(**{**trains, "trainer__train_towers": False}, mode="train", name="n"), agent, None)
     with pytest.raises(ConfigError, match=refused):
-        check_towers(make(**trains, execution="ray"), vllm, tmp_path / "gemma3")
-    check_towers(make(**trains), None, tmp_path / "gemma3")
-    check_towers(make(), vllm, tmp_path / "gemma3")
-    check_towers(make(**trains), vllm, tmp_path / "qwen3_vl")
+        check_towers("vllm", tmp_path / "gemma3")
+    check_towers("vllm", tmp_path / "qwen3_vl")
 
 
 def test_auxiliary_models_have_engines_and_gpus_of_their_own_with_vllm(make):
@@ -130,7 +127,6 @@ def test_auxiliary_models_have_engines_and_gpus_of_their_own_with_vllm(make):
     assert needs(config, 16, "vllm")["engine"] == [*[{"CPU": 1, "GPU": 1}] * 3, *[{"CPU": 1, "GPU": 4}] * 2]
     fitted, lines = fit_widths(config, "vllm")
     assert (fitted, lines) == (config, ())
-    assert single_engine_config(config, "vllm").auxiliary_models["judge"].inference_engine_num == 1
 
 
 def test_embedded_engines_in_actors_are_on_one_device_each_and_say_so(make):

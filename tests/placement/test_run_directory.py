@@ -10,6 +10,7 @@ import pytest
 
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.rows import Row
+from sharpen.config.run import RunConfig
 from sharpen.errors import CheckpointError, ConfigError
 from sharpen.evidence.ended import read_ended
 from sharpen.learning.experience.journal import Journal
@@ -27,7 +28,7 @@ from sharpen.learning.trainer.checkpoint import (
 from sharpen.learning.trainer.checksums import write_checksums
 from sharpen.models.identity import Identity, model_identity
 from sharpen.run.directory import RunDirectory, open_run_directory
-from sharpen.run.identity import changed_rows, rows_identity
+from sharpen.run.identity import changed_rows, parts_identities, rows_identity
 from sharpen.types import Group, Task
 
 NOTHING: Mapping[str, Identity] = {}
@@ -546,6 +547,28 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path):
         opened(settings(tmp_path))
     (path / "resolved.json").unlink()
     assert "resolved.json is missing" in opened(settings(tmp_path)).notes[0]
+
+
+def test_formats_and_protocols_of_the_users_are_known_by_their_code(tmp_path: Path):
+    """Ours have none; the same code elsewhere is the same, and two protocols in the other order are not."""
+    form, other = tmp_path / "form.py", tmp_path / "other.py"
+    form.write_text("MINE = 1\n")
+    other.write_text("MINE = 2\n")
+
+    def found(tool: str | None, *protocols: str) -> Mapping[str, Identity]:
+        model = {"model_path": "m", "max_model_len": 8, "tool_call_parser": tool, "reasoning_parser": "qwen3"}
+        judge = {**model, "reasoning_parser": f"{form}:MINE"}
+        config = {"train_dataset": {"path": "d"}, "model": model, "auxiliary_models": {"judge": judge}}
+        return parts_identities(RunConfig.model_validate({**config, "gateway": {"protocols": protocols}}))
+
+    assert found("hermes").keys() == {"auxiliary_models.judge.reasoning_parser"}
+    mine = found(f"{form}:MINE", f"{form}:MINE", f"{other}:MINE")
+    assert mine["model.tool_call_parser"]["bytes"] == 9
+    assert mine["gateway.protocols"]["bytes"] == 18
+    assert found(None, f"{other}:MINE", f"{form}:MINE")["gateway.protocols"] != mine["gateway.protocols"]
+    moved = form.rename(tmp_path / "moved.py")
+    form.write_text("MINE = 3\n")
+    assert found(f"{moved}:MINE")["model.tool_call_parser"] == mine["model.tool_call_parser"]
 
 
 def test_identities_tell_other_content_and_know_the_same_elsewhere(toy_model_dir: Path, tmp_path: Path):

@@ -15,37 +15,38 @@ from sharpen.placement.trainers import check_processes, check_trainer
 
 def config(**settings):
     arguments = {"train_dataset": {"path": "rows.jsonl"}, "model": {"model_path": "m", "max_model_len": 64}}
-    return resolve(None, {f"{name.replace('__', '.')}": value for name, value in settings.items()}, arguments).config
+    found = resolve(None, {f"{name.replace('__', '.')}": value for name, value in settings.items()}, arguments).config
+    return found.trainer, found.engine.device
 
 
 def test_more_processes_than_gpus():
-    check_processes(config(trainer__num_processes=2), num_gpus=2)
+    check_processes(*config(trainer__num_processes=2), num_gpus=2)
     with pytest.raises(ConfigError, match=r"num_processes is 3, but .* 2 GPU\(s\) and each process needs one"):
-        check_processes(config(trainer__num_processes=3), num_gpus=2)
+        check_processes(*config(trainer__num_processes=3), num_gpus=2)
     with pytest.raises(ConfigError, match=r"num_processes is 2, but .* 0 GPU\(s\)"):
-        check_processes(config(trainer__num_processes=2, engine__device="cuda"), num_gpus=0)
+        check_processes(*config(trainer__num_processes=2, engine__device="cuda"), num_gpus=0)
 
 
 def test_on_the_cpu_there_may_be_any_number():
-    check_processes(config(trainer__num_processes=64), num_gpus=0)
-    check_processes(config(trainer__num_processes=64, engine__device="cpu"), num_gpus=2)
+    check_processes(*config(trainer__num_processes=64), num_gpus=0)
+    check_processes(*config(trainer__num_processes=64, engine__device="cpu"), num_gpus=2)
 
 
 def test_offloading_to_the_cpu_what_is_there_already():
-    check_processes(config(trainer__cpu_offload=True), num_gpus=1)
+    check_processes(*config(trainer__cpu_offload=True), num_gpus=1)
     with pytest.raises(ConfigError, match=r"trainer.cpu_offload is true, but the trainer computes on the CPU"):
-        check_processes(config(trainer__cpu_offload=True), num_gpus=0)
+        check_processes(*config(trainer__cpu_offload=True), num_gpus=0)
     with pytest.raises(ConfigError, match=r"engine.device 'cpu', 2 GPUs here"):
-        check_processes(config(trainer__cpu_offload=True, engine__device="cpu"), num_gpus=2)
+        check_processes(*config(trainer__cpu_offload=True, engine__device="cpu"), num_gpus=2)
 
 
 def test_offloaded_activations_need_a_gpu_and_layers_that_are_computed_again():
     both = config(trainer__offload_activations=True, trainer__gradient_checkpointing=True)
-    check_processes(both, num_gpus=1)
+    check_processes(*both, num_gpus=1)
     with pytest.raises(ConfigError, match=r"offload_activations is true, but the trainer computes on the CPU"):
-        check_trainer(config(engine__device="cpu", trainer__offload_activations=True))
+        check_trainer(*config(engine__device="cpu", trainer__offload_activations=True))
     with pytest.raises(ConfigError, match=r"offload_activations is true without trainer\.gradient_checkpointing"):
-        check_processes(config(trainer__offload_activations=True), num_gpus=1)
+        check_processes(*config(trainer__offload_activations=True), num_gpus=1)
 
 
 def test_weights_lie_side_by_side_in_shared_memory():

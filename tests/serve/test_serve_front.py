@@ -17,7 +17,7 @@ from sharpen.config.sections import GatewayConfig
 from sharpen.errors import EngineLostError
 from sharpen.gateway.caller import nobody
 from sharpen.gateway.gateway import Gateway
-from sharpen.gateway.routes import COUNT_TOKENS, MODELS, PARSERS
+from sharpen.gateway.routes import COUNT_TOKENS, MODELS, OURS
 from sharpen.gateway.server import Server
 from sharpen.serve.front import MAX_RUNNING, Front, OneKey, Recent
 from sharpen.serve.metrics import Metric, exposition
@@ -128,7 +128,7 @@ def test_the_description_is_of_what_is_served_all_of_it(served):
             open_ = methods[method].get("security") == []
             without = httpx.request(method, f"{served.address}{place}", content=b"{}")
             assert (without.status_code != 401) == open_, (method, path)
-    routes = {(method.lower(), f"/v1{path}") for method, path in (*PARSERS, COUNT_TOKENS, MODELS)}
+    routes = {(method.lower(), f"/v1{path}") for method, path in (*OURS, COUNT_TOKENS, MODELS)}
     assert routes <= {(method, path) for path, methods in described.items() for method in methods}
 
 

@@ -20,11 +20,17 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="PATH", help="a model's folder, or its name on the hub; without it, all families"
     )
+    parser.add_argument(
+        "--family", action="append", default=[], metavar="NAME", help="a family of your own, as `families` names it"
+    )
     add_json(parser)
 
 
 def run_models(arguments: argparse.Namespace) -> int:
     """Print the families, or what one checkpoint can do here."""
+    from sharpen.models.table import bring
+
+    bring(*arguments.family)
     if arguments.model is None:
         _print_families(as_json=arguments.json)
         return 0

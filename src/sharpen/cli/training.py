@@ -234,7 +234,7 @@ def _check_names(arguments: argparse.Namespace, config: RunConfig) -> None:
         return
     if config.judge:
         place_of(config.judge)
-    if config.workflow is None and not (arguments.command == "run" and learns_from_rows(config)):
+    if config.workflow is None and not (arguments.command == "run" and learns_from_rows(config.algorithm)):
         raise ConfigError(
             f"{arguments.config}: 'workflow' is missing; name your agent's function, e.g. agent.py:run_agent (in a "
             "Trinity-RFT file: buffer.explorer_input.taskset.default_workflow_type)"

@@ -11,9 +11,10 @@ name is not loaded.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from hashlib import blake2b
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -69,12 +70,20 @@ class PartName:
         """Return the name. Raises `ValueError` for one that nobody has, with the nearest."""
         if name in self.ours or ":" in name or name in (announced := _announced(self.kind)):
             return name
-        *most, last = [repr(known) for known in (*self.ours, *sorted(announced))]
-        near = get_close_matches(name, (*self.ours, *announced), n=1)
+        known = [*self.ours, *sorted(announced)]
+        near = get_close_matches(name, known, n=1)
         raise ValueError(
-            f"must be {', '.join(most)} or {last} (or a part of your own: docs/use/extending.md), got {name!r}"
+            f"must be {_listed(known)} (or a part of your own: docs/use/extending.md), got {name!r}"
             f"{f'; did you mean {near[0]!r}?' if near else ''}"
         )
+
+
+def _listed(known: Sequence[str]) -> str:
+    """Return names as they are listed, or what is named where there are none."""
+    if not known:
+        return "module:name"
+    *most, last = map(repr, known)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def names(kind: str, ours: Mapping[str, Any]) -> list[str]:
@@ -107,6 +116,14 @@ def group(kind: str) -> str:
 
 def _announced(kind: str) -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
-    for entry in entry_points(group=group(kind)):
+    folders = [path for path in map(Path, sys.path) if path.exists()]
+    for entry in _installed(tuple((path, path.stat().st_mtime_ns) for path in folders)).select(group=group(kind)):
         found.setdefault(entry.name, []).append(entry)
     return found
+
+
+@lru_cache(maxsize=1)
+def _installed(_places: tuple[tuple[Path, int], ...]) -> Any:
+    """Return what all packages announce, as `EntryPoints` or, in Python 3.11, `SelectableGroups`. A run asks often,
+    and the metadata of each package is a file: they are read again when a folder of the search path has changed."""
+    return entry_points()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import sys
 import zlib
@@ -22,10 +23,10 @@ from sharpen.errors import ConfigError
 FILE_MODULE = "sharpen_user_"
 """Prefix of the names of modules loaded from a file."""
 PREPARED = "SHARPEN_PREPARATIONS"
-"""The environment variable by which processes that this one starts know of its preparations."""
-PREPARATIONS: list[str] = []
-"""Functions, each as `package.module:function`, that were called in this process before the user's code was imported.
-Another process that loads this code calls them first (`placement.user_code`)."""
+"""The environment variable by which processes know what the one that started them prepared before it imported the
+user's code: a JSON list of calls, each a function as `package.module:function` and the texts that it is given."""
+_prepared: list[list[str]] = []
+"""The calls that were made in this process."""
 _state = SimpleNamespace(reading_runs=False)
 
 
@@ -56,11 +57,25 @@ def import_object(name: str) -> Any:
     return value
 
 
+def prepare_others(function: str, *arguments: str) -> None:
+    """Have a function, which this process has called, called in each that it starts from now on, before they import
+    the user's code or read a model. They may be given it several times."""
+    if (call := [function, *arguments]) not in (known := _calls()):
+        os.environ[PREPARED] = json.dumps([*known, call])
+    _prepared.append(call)
+
+
 def prepare() -> None:
     """Call what the process that started this one had called before it imported the user's code."""
-    for name in os.environ.get(PREPARED, "").split():
-        if name not in PREPARATIONS:
-            import_function(name)()
+    for call in _calls():
+        if call not in _prepared:
+            _prepared.append(call)
+            import_function(call[0])(*call[1:])
+
+
+def _calls() -> list[list[str]]:
+    calls: list[list[str]] = json.loads(os.environ.get(PREPARED, "[]"))
+    return calls
 
 
 def place_of(name: str) -> tuple[str, str]:

@@ -91,7 +91,7 @@ def doubtful(config: RunConfig, *, num_tasks: int, total_steps: int) -> Iterator
             f"weights are about 0.02. Above {HIGH_RATE:g} a model is usually lost (1e-6 is the default; LoRA takes "
             "1e-5 to 1e-4)"
         )
-    updates = total_steps * trainer.epochs * trainer.num_minibatches
+    updates = total_steps * trainer.updates
     if trainer.warmup_steps >= updates > 0:
         yield (
             f"trainer.warmup_steps is {trainer.warmup_steps}, but the run has {updates} updates: the learning rate "

@@ -73,7 +73,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
 
 FIXED: Mapping[str, tuple[str, ...]] = {
     "the agent and its judge: else the rewards before and after could not be compared": (
-        *("workflow", "judge", "workflow_args", "task_args"),
+        *("workflow", "judge", "workflow_args", "task_args", "gateway.protocols"),
         *("evaluation.own.*.workflow", "evaluation.own.*.workflow_args", "evaluation.own.*.task_args"),
         *(
             "rollout.max_calls",
@@ -95,7 +95,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("expert.dataset.path", "expert.dataset.name", "expert.dataset.split", "expert.batch_size"),
     ),
     "the model, its sampling, and its compute type": (
-        *("model.model_path", "model.max_model_len", "model.temperature", "model.top_p", "model.top_k"),
+        *("families", "model.model_path", "model.max_model_len", "model.temperature", "model.top_p", "model.top_k"),
         *("model.max_tokens", "model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser"),
         *("engine.dtype", "trainer.dtype", "trainer.lora.rank", "trainer.lora.alpha", "trainer.lora.target_modules"),
         *("trainer.lora.base", "trainer.lora.experts", "trainer.train_towers"),

@@ -406,6 +406,9 @@ class RunConfig(Strict):
     """Tasks to evaluate on; None holds out some of the training tasks (`evaluation.hold_out`)."""
     model: TunerModelConfig
     """The model to tune."""
+    families: tuple[Annotated[str, AfterValidator(PartName("families", ()))], ...] = ()
+    """Families of models of your own, each `package.module:name`, `path/file.py:name`, or the name that a package
+    announces; one that is announced by its model type is found without being named (docs/use/extending.md)."""
     auxiliary_models: dict[str, AuxiliaryModelConfig] = Field(default_factory=dict)
     """Further models that workflow and judge may call, by name. They are never trained."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)

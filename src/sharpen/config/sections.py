@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
+from sharpen.config.doors import PartName
 from sharpen.config.public import Strict
 
 
@@ -27,7 +28,12 @@ class ClusterConfig(Strict):
 
 
 class GatewayConfig(Strict):
-    """The HTTP server through which agents in other processes reach the model; each needs its rollout's key."""
+    """How agents reach the model: the protocols that they speak, and the HTTP server for those in other processes; each
+    needs its rollout's key."""
+
+    protocols: tuple[Annotated[str, AfterValidator(PartName("protocols", ()))], ...] = ()
+    """Protocols of your own beside ours (docs/use/protocols.md), each `package.module:name`, `path/file.py:name`, or
+    the name that a package announces (docs/use/extending.md). Endpoints elsewhere are not asked in them."""
 
     host: str = "127.0.0.1"
     """Address at which it listens. Containers need another than the loopback: that of their bridge, or `0.0.0.0` for

@@ -79,6 +79,11 @@ class TrainerConfig(Strict):
     """Train adapters in place of all weights; None trains all."""
 
     @property
+    def updates(self) -> int:
+        """Updates that a step makes."""
+        return self.num_minibatches * self.epochs
+
+    @property
     def has_ranks(self) -> bool:
         """Whether the trainer runs in processes of its own: with several, or with `cpu_offload`."""
         return self.num_processes > 1 or self.cpu_offload

@@ -25,9 +25,8 @@ which engine samples, what a rollout is rewarded with, or what is trained.
 - `server`: answers everybody else over HTTP
 - `http_protocol`: one connection of that server, with its bounds
 - `listening`: where it listens, and its URLs
-- `http_clients`: clients for user code in another process
 - `keys`: the keys of rollouts, and the error for a request without one
-- `caller`: finds code of one rollout that uses another's client
+- `caller`: finds code of one rollout that uses another's client, also by the connection that it opened
 - `body`: decodes JSON within bounds
 - `door`: checks a body against the schema of its API
 - `replies`: whole replies and errors, as the API has them

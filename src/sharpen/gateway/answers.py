@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 from sharpen.contracts import Generation
 from sharpen.gateway.formats.format import ParsedText, ToolFormat
 from sharpen.gateway.render import Renderer
+from sharpen.gateway.replies import EVENTS_TYPE
 from sharpen.gateway.requests import ApiError
 from sharpen.types import IntArray
 
@@ -56,7 +57,14 @@ class Choice:
 
 
 class Writer(Protocol):
-    """Writes the answer to one request in its protocol's words, whole or as a stream of server-sent events."""
+    """Writes the answer to one request in its protocol's words, whole or as a stream.
+
+    `stream_type` is the content type of its streams. `streams_overflow`: the vendor answers a prompt that is too long
+    with a stream, if one was asked for, in which the error is an event, and clients read it there alone.
+    """
+
+    stream_type: str = EVENTS_TYPE
+    streams_overflow: bool = False
 
     def whole(self, head: Head, choices: Sequence[Choice], renderer: Renderer) -> dict[str, Any]:
         """Return the body of the whole answer."""
@@ -72,11 +80,6 @@ class Writer(Protocol):
 
     def error(self, error: ApiError) -> bytes:
         """Return the events that end a stream which has begun and cannot be completed."""
-
-    @property
-    def streams_overflow(self) -> bool:
-        """Whether the vendor answers a prompt that is too long with a stream, if one was asked for, in which the error
-        is an event: clients read it there alone."""
 
 
 def assistant_message(parsed: ParsedText, name: str, form: ToolFormat | None) -> dict[str, Any]:

@@ -37,9 +37,10 @@ from sharpen.gateway.meter import BusyClock, Tally
 from sharpen.gateway.model import ChatModel
 from sharpen.gateway.protocols import messages as messages_api
 from sharpen.gateway.protocols.chat import check_message
+from sharpen.gateway.protocols.protocol import Parse, Route
 from sharpen.gateway.protocols.responses_items import input_page
 from sharpen.gateway.render import Renderer
-from sharpen.gateway.replies import EVENTS_TYPE, JSON_TYPE, error_reply, json_reply, rollout_ended
+from sharpen.gateway.replies import JSON_TYPE, json_reply, rollout_ended
 from sharpen.gateway.requests import (
     EFFORT,
     ApiError,
@@ -53,13 +54,8 @@ from sharpen.gateway.routes import (
     COUNT_TOKENS,
     HEALTH,
     INPUT_ITEMS,
-    MODELS,
-    PARSERS,
-    Parse,
-    Route,
+    Protocols,
     model_body,
-    models_body,
-    not_found,
     response_id,
     route_of,
 )
@@ -127,8 +123,9 @@ class Gateway:
         self._warnings: set[str] = set()
         self._lost: EngineLostError | None = None
         self._who_calls = who_calls
+        self.protocols = Protocols(() if listen is None else listen.protocols)
         self._server = Server(self.start, loop, who_calls, listen)
-        self._inside = InProcess(self.start, loop, who_calls)
+        self._inside = InProcess(self.start, loop, who_calls, self.protocols)
 
     def open(
         self,
@@ -227,19 +224,19 @@ class Gateway:
             if (misuse := foreign_use(session.owner, raw.caller)) is not None:
                 await self._note_foreign(session, raw)
                 raise foreign_error(misuse)
-            if route in PARSERS:
-                return await self._call(session, raw, PARSERS[route])
+            if (parse := self.protocols.parser(route)) is not None:
+                return await self._call(session, raw, parse)
             return await self._describe(session, raw, route)
         except ApiError as error:
-            return error_reply(error, raw.path)
+            return self.protocols.refusal(error, raw.path)
         except Exception as error:
             assert session is not None
-            return error_reply(self._failed(session, error), raw.path)
+            return self.protocols.refusal(self._failed(session, error), raw.path)
 
     async def _describe(self, session: Session, raw: RawRequest, route: Route) -> Reply:
         """Answer a request that samples nothing."""
-        if route == MODELS:
-            return json_reply(models_body(self.model_name))
+        if (page := self.protocols.page(route)) is not None:
+            return json_reply(page(self.model_name))
         if route == ("GET", f"/models/{self.model_name}"):
             return json_reply(model_body(self.model_name))
         if route == COUNT_TOKENS:
@@ -256,7 +253,7 @@ class Gateway:
                 code="model_not_found",
                 param="model",
             )
-        raise not_found(raw.method, raw.path)
+        raise self.protocols.not_found(raw.method, raw.path)
 
     async def _stored(self, session: Session, name: str, raw: RawRequest) -> Reply:
         stored = session.memory.responses.get(name)
@@ -285,7 +282,7 @@ class Gateway:
 
     async def _note_foreign(self, session: Session, raw: RawRequest) -> None:
         """Record a call that is refused because another rollout's code made it."""
-        parse = PARSERS.get(route_of(raw.method, raw.path))
+        parse = self.protocols.parser(route_of(raw.method, raw.path))
         with contextlib.suppress(ApiError):  # an invalid request would not have been a call
             if parse is not None:
                 request, _ = await self._parse(session, raw, parse)
@@ -325,7 +322,7 @@ class Gateway:
             if not (request.stream and writer.streams_overflow):
                 raise
             told = writer.begin(self._head(session.name(-1), np.zeros(0, np.int32), request)) + writer.error(error)
-            return Reply(status=200, content_type=EVENTS_TYPE, body=told)
+            return Reply(status=200, content_type=writer.stream_type, body=told)
 
     async def _admitted(self, session: Session, raw: RawRequest, request: CallRequest) -> list[Entry]:
         """Return the entries of a call that may be made, one for each choice. Raises `ApiError`."""
@@ -384,7 +381,7 @@ class Gateway:
             begun.cancel()
         if not stream.begun.is_set():
             await stream.task  # raises
-        return Reply(status=200, content_type=EVENTS_TYPE, exchange=entries[0].exchange, stream=stream)
+        return Reply(status=200, content_type=writer.stream_type, exchange=entries[0].exchange, stream=stream)
 
     async def _write(self, session: Session, entries: list[Entry], head: Head, writer: Writer, stream: Stream) -> None:
         """Sample, and push events as tokens come. Errors after the first event are events too."""

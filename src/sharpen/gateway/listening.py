@@ -21,8 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sharpen.config.sections import GatewayConfig
 from sharpen.errors import ConfigError
 from sharpen.gateway.http_protocol import HttpProtocol, raise_file_limit
-from sharpen.gateway.replies import error_reply, send_whole
+from sharpen.gateway.replies import send_whole
 from sharpen.gateway.requests import ApiError, short_repr
+from sharpen.gateway.routes import OURS
 
 logger = logging.getLogger(__name__)
 BACKLOG = 2048
@@ -132,7 +133,7 @@ def without_web_pages(app: ASGIApp, config: GatewayConfig) -> ASGIApp:
             await app(scope, receive, send)
         else:
             error = ApiError(reason, status=403, code="web_page", kind="permission_error")
-            await send_whole(send, error_reply(error, scope["path"]), close=True)
+            await send_whole(send, OURS.refusal(error, scope["path"]), close=True)
 
     return checked
 

@@ -1,17 +1,16 @@
-"""Whole replies: JSON bodies, the list of models, and errors in the shape of the protocol that was spoken.
+"""Whole replies: JSON bodies, and errors in the forms of the vendors.
 
-In: bodies, errors, the path of the request. Out: `Reply`, and its ASGI messages.
+In: bodies, errors. Out: `Reply`, and its ASGI messages.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 from starlette.types import Message, Send
 
-from sharpen.gateway.exchange import Exchange, RawRequest, Reply
+from sharpen.gateway.exchange import Exchange, Reply
 from sharpen.gateway.requests import ApiError, PromptTooLongError
 
 JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
@@ -38,15 +37,9 @@ def json_reply(body: Any, exchange: Exchange | None = None) -> Reply:
     return Reply(status=200, content_type=JSON_TYPE, body=dump(body), exchange=exchange)
 
 
-def error_reply(error: ApiError, path: str = "") -> Reply:
-    """Return the reply for an error: in Anthropic's shape for its paths, else in OpenAI's."""
-    body = anthropic_error(error) if speaks_anthropic(path) else error.body()
-    return Reply(status=error.status, content_type=JSON_TYPE, body=dump(body))
-
-
-def speaks_anthropic(path: str) -> bool:
-    """Whether a path is one of Anthropic's API."""
-    return path.rstrip("/").endswith(("/messages", "/messages/count_tokens"))
+def error_reply(error: ApiError) -> Reply:
+    """Return the reply for an error in OpenAI's form (`routes.Protocols.refusal`: in that of the protocol spoken)."""
+    return Reply(status=error.status, content_type=JSON_TYPE, body=dump(error.body()))
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
@@ -59,11 +52,6 @@ def anthropic_error(error: ApiError) -> dict[str, Any]:
     if error.code == NO_THREADS:
         body["details"] = {"error_code": NO_THREADS, "unsupported": [error.param]}
     return {"type": "error", "error": body}
-
-
-def reply_of(task: asyncio.Task[Reply], raw: RawRequest) -> Reply:
-    """Return the reply of a finished task. A cancelled task means that its rollout has been closed: a 401."""
-    return task.result() if not task.cancelled() else error_reply(rollout_ended(), raw.path)
 
 
 def rollout_ended() -> ApiError:

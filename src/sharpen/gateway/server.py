@@ -2,7 +2,7 @@
 
 In: HTTP requests, each with its rollout's key, on the loopback interface or where the configuration says. Out:
 responses. The server starts when a `base_url` is first read, and runs on the serving loop. A client that disconnects
-aborts its request. A connection with a known opener serves one request only (see `connections`). A body that is too
+aborts its request. A connection with a known opener serves one request only (see `caller`). A body that is too
 large or too slow is refused.
 """
 
@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import sys
 import threading
-import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from sharpen.config.sections import GatewayConfig
-from sharpen.gateway.caller import Caller, WhoCalls
+from sharpen.gateway.caller import Caller, Connections, WhoCalls
 from sharpen.gateway.exchange import RawRequest, Reply, Start, raw_request
 from sharpen.gateway.listening import AppServer, url_of
-from sharpen.gateway.replies import error_reply, head_of, reply_of, send_whole
+from sharpen.gateway.replies import head_of, send_whole
 from sharpen.gateway.requests import ApiError
+from sharpen.gateway.routes import Protocols
 from sharpen.gateway.stream import Stream
 
 START_TIMEOUT_S = 30.0
@@ -48,6 +45,7 @@ class Server:
         config: GatewayConfig | None = None,
     ) -> None:
         self._config = config or GatewayConfig()
+        self._protocols = Protocols(self._config.protocols)
         self._start_request = start
         self._who_calls = who_calls
         self._connections: Connections | None = None
@@ -99,7 +97,7 @@ class Server:
         except ClientDisconnect:
             return
         except ApiError as error:
-            await send_whole(send, error_reply(error, path), close=True)
+            await send_whole(send, self._protocols.refusal(error, path), close=True)
 
     @contextlib.contextmanager
     def _one_more(self, key: str) -> Iterator[None]:
@@ -129,7 +127,7 @@ class Server:
             if gone.done():
                 task.cancel()
                 return
-            reply = reply_of(task, raw)
+            reply = self._protocols.reply_of(task, raw)
             if reply.stream is not None:
                 await _send_stream(send, reply, reply.stream, gone, close=close)
             else:
@@ -185,79 +183,3 @@ async def disconnected(request: Request) -> None:
     """Return once the client of a request, whose body has been read, has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-# Finds the rollout whose code opened a connection to the loopback server.
-#
-# In: connections opened in this process (a Python audit hook runs in the opener's context), and the peer port of an
-# accepted connection. Out: the attempt whose code opened it, or None if unknown: a thread that does not inherit its
-# context, an event loop or client not built on Python's sockets, another process.
-#
-# A client could reuse a connection for another rollout. The server therefore closes a connection with a known opener
-# after one response, so that its opener is also the sender of its only request.
-
-_by_port: weakref.WeakValueDictionary[int, Connections] = weakref.WeakValueDictionary()
-"""The `Connections` of each listening port."""
-_hook_installed = False
-MAX_UNUSED = 1024
-"""With more connections than this that sent no request, closed ones are removed."""
-
-
-class Connections:
-    """The connections that code of this process opens to one local port."""
-
-    def __init__(self, port: int, who_calls: WhoCalls) -> None:
-        self._who_calls = who_calls
-        self._opening: deque[tuple[weakref.ref[socket.socket], Caller]] = deque()
-        self._opened: dict[int, tuple[weakref.ref[socket.socket], Caller]] = {}
-        _by_port[port] = self
-        _install_hook()
-
-    def note(self, connecting: socket.socket) -> None:
-        """Record who is about to connect a socket. From any thread."""
-        caller = self._who_calls()
-        if caller is not None:
-            self._opening.append((weakref.ref(connecting), caller))
-
-    def opener(self, port: int) -> Caller | None:
-        """Return who opened the connection from this client port. Call once for each connection, on one thread."""
-        for _ in range(len(self._opening)):
-            reference, caller = self._opening.popleft()
-            bound = _local_port(reference)
-            if bound == 0:  # still connecting
-                self._opening.append((reference, caller))
-            elif bound is not None:
-                self._opened[bound] = (reference, caller)
-        if len(self._opened) > MAX_UNUSED:
-            self._opened = {one: opened for one, opened in self._opened.items() if _local_port(opened[0]) == one}
-        opened = self._opened.pop(port, None)
-        if opened is None or _local_port(opened[0]) != port:  # closed, and the port is another's now
-            return None
-        return opened[1]
-
-
-def _local_port(reference: weakref.ref[socket.socket]) -> int | None:
-    """Return a socket's local port: 0 before it is bound, None once it is closed."""
-    opened = reference()
-    try:
-        return None if opened is None else int(opened.getsockname()[1])
-    except OSError:
-        return None
-
-
-def _hook(event: str, args: tuple[Any, ...]) -> None:
-    if event != "socket.connect":
-        return
-    connecting, address = args
-    if isinstance(address, tuple) and isinstance(connecting, socket.socket):
-        connections = _by_port.get(address[1])
-        if connections is not None:
-            connections.note(connecting)
-
-
-def _install_hook() -> None:
-    """Install the audit hook once per process: it cannot be removed."""
-    global _hook_installed
-    if not _hook_installed:
-        _hook_installed = True
-        sys.addaudithook(_hook)

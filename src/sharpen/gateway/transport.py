@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from sharpen.gateway.caller import Caller, WhoCalls
 from sharpen.gateway.exchange import RawRequest, Reply, Start, raw_request
-from sharpen.gateway.replies import reply_of
+from sharpen.gateway.routes import OURS, Protocols
 
 NO_ANSWER = "no answer within the client's timeout"
 NO_CHUNK = "no chunk within the client's timeout"
@@ -74,8 +74,10 @@ class Received(Generic[Chunks]):
 class _Job:
     """One request on the serving loop; `done` is called there with the reply."""
 
-    def __init__(self, start: Start, raw: RawRequest, done: Callable[[Reply], None]) -> None:
-        self._start, self._raw, self._done = start, raw, done
+    def __init__(
+        self, start: Start, raw: RawRequest, done: Callable[[Reply], None], protocols: Protocols = OURS
+    ) -> None:
+        self._start, self._raw, self._done, self._protocols = start, raw, done, protocols
         self._task: asyncio.Task[Reply] | None = None
 
     def run(self) -> None:
@@ -90,7 +92,7 @@ class _Job:
             stream.cancel()
 
     def _finish(self, task: asyncio.Task[Reply]) -> None:
-        self._done(reply_of(task, self._raw))
+        self._done(self._protocols.reply_of(task, self._raw))
 
 
 IN_PROCESS_URL = "http://in-process.invalid"
@@ -102,8 +104,10 @@ class InProcess:
 
     url = IN_PROCESS_URL
 
-    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, who_calls: WhoCalls) -> None:
-        self._start, self._loop, self._who_calls = start, loop, who_calls
+    def __init__(
+        self, start: Start, loop: asyncio.AbstractEventLoop, who_calls: WhoCalls, protocols: Protocols = OURS
+    ) -> None:
+        self._start, self._loop, self._who_calls, self._protocols = start, loop, who_calls, protocols
         self._inbox = Mailbox()
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
 
@@ -140,7 +144,7 @@ class InProcess:
             if reply.stream is not None:
                 reply.stream.read(lambda chunk, last: post(chunks.put_nowait, (chunk, last)))
 
-        job = _Job(self._start, raw, done)
+        job = _Job(self._start, raw, done, self._protocols)
         self._inbox.post(self._loop, job.run)
         try:
             async with asyncio.timeout(timeout):
@@ -162,7 +166,7 @@ class InProcess:
                 reply.stream.read(lambda chunk, last: chunks.put((chunk, last)))
             future.set_result(Received(reply, chunks))
 
-        job = _Job(self._start, raw, done)
+        job = _Job(self._start, raw, done, self._protocols)
         self._inbox.post(self._loop, job.run)
         try:
             return future.result(timeout)

@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar
 from sharpen.config.problems import refuse
 from sharpen.config.public import MIN_TEMPERATURE
 from sharpen.config.run import ExpertConfig, RunConfig, SupervisedConfig
-from sharpen.config.trainer import CriticConfig
+from sharpen.config.trainer import CriticConfig, LoraConfig
 from sharpen.learning.algorithm.presets import Algorithm
-from sharpen.learning.algorithm.resolve import algorithm_of
+from sharpen.learning.algorithm.resolve import resolve
 from sharpen.learning.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, learns_from_rows, resolve_supervised
 from sharpen.learning.experience.replay import ReplaySettings, replay_settings
 from sharpen.learning.schedule import Schedule
@@ -74,11 +74,27 @@ R = TypeVar("R", bound=Recipe, covariant=True)
 
 def recipe_of(config: RunConfig) -> TrainingRecipe:
     """Return the recipe of a run that trains. Raises `ConfigError` for settings that give no valid recipe."""
-    if learns_from_rows(config):
+    if learns_from_rows(config.algorithm):
         return RowRecipe(config=config, algorithm=resolve_supervised(config.algorithm.algorithm_type, config.loss))
-    algorithm, schedule = algorithm_of(config), Schedule.of(config)
-    replay = replay_settings(config, algorithm, ahead=schedule.max_staleness)
+    algorithm, updates = algorithm_of(config), config.trainer.updates
+    schedule = Schedule.of(config.sync, mode=config.mode, updates=updates)
+    replay = replay_settings(
+        config.sampling, config.algorithm, algorithm, seed=config.seed, updates=updates, ahead=schedule.max_staleness
+    )
     return RolloutRecipe(config=config, algorithm=algorithm, schedule=schedule, replay=replay)
+
+
+def algorithm_of(config: RunConfig) -> Algorithm:
+    """Return the algorithm of a run that learns from rollouts; see `resolve`."""
+    return resolve(
+        config.algorithm.algorithm_type,
+        config.loss,
+        config.algorithm.group_size,
+        max_tokens=config.model.max_tokens,
+        sampling=config.sampling,
+        expert=config.expert,
+        distill=config.distill,
+    )
 
 
 def check_settings(recipe: TrainingRecipe) -> None:
@@ -164,7 +180,8 @@ class EngineChoice:
 class Job(Generic[R]):
     """A recipe with the user's functions on this machine: the folders of the model and of the teacher, if any, and the
     engine. `workflow` is None if the run learns from rows and evaluates no agent. `engine` is None in that case and on
-    Ray, where the machines are not known yet. `notices` are lines about settings that this machine overrides."""
+    Ray, where the machines are not known yet. `adapters` are those that the engine serves beside the model's own
+    weights; None: it is given whole weights. `notices` are lines about settings that this machine overrides."""
 
     recipe: R
     workflow: Callable[..., Any] | None
@@ -172,6 +189,7 @@ class Job(Generic[R]):
     folder: Path
     teacher: Path | None = None
     engine: EngineChoice | None = None
+    adapters: LoraConfig | None = None
     notices: tuple[str, ...] = ()
 
     @property

@@ -28,8 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sharpen.config.run import RunConfig
-from sharpen.config.sections import SyncStyle
+from sharpen.config.sections import SyncConfig, SyncStyle
 from sharpen.errors import ConfigError
 
 _UNBOUNDED = 1_000_000
@@ -76,11 +75,10 @@ class Schedule:
     updates: int = 1
 
     @classmethod
-    def of(cls, config: RunConfig) -> Schedule:
+    def of(cls, sync: SyncConfig, *, mode: str, updates: int) -> Schedule:
         """Return the configured schedule. Raises `ConfigError` for settings that are impossible or have no effect."""
-        sync, updates = config.sync, config.trainer.num_minibatches * config.trainer.epochs
-        if config.mode != "both":
-            return cls._of_two_processes(config, updates)
+        if mode != "both":
+            return cls._of_two_processes(sync, mode, updates)
         if sync.style == "fully_async" and sync.offset:
             raise ConfigError(
                 f"sync.offset is {sync.offset}, but it has no effect with sync.style 'fully_async': leave it out, and "
@@ -89,21 +87,20 @@ class Schedule:
         least = sync.offset + sync.interval - 1
         most = least if sync.style == "fixed" else least + sync.interval
         if sync.max_staleness is not None:
-            _check_bound(config, least * updates)
+            _check_bound(sync, least * updates, updates)
             most = sync.max_staleness // updates
         return cls(style=sync.style, interval=sync.interval, offset=sync.offset, max_behind=most, updates=updates)
 
     @classmethod
-    def _of_two_processes(cls, config: RunConfig, updates: int) -> Schedule:
+    def _of_two_processes(cls, sync: SyncConfig, mode: str, updates: int) -> Schedule:
         """Return the schedule of an explorer in a separate process.
 
         It loads the newest weights before each batch, and waits only if `sync.max_staleness` requires it. Raises
         `ConfigError` as `of` does.
         """
-        sync = config.sync
         if sync.style != "fixed" or sync.offset:
             raise ConfigError(
-                f"sync.style is {sync.style!r} and sync.offset {sync.offset}, but mode is {config.mode!r}, where "
+                f"sync.style is {sync.style!r} and sync.offset {sync.offset}, but mode is {mode!r}, where "
                 "explorer and trainer never wait for each other: leave both out; sync.interval says how often weights "
                 "are published, sync.max_staleness how old a token may become"
             )
@@ -190,30 +187,14 @@ class Schedule:
         return not (self.style == "dynamic_by_trainer" and self._trainer_wants_sync(now))
 
 
-def staleness_settings(config: RunConfig, schedule: Schedule) -> str:
-    """Return the settings in effect, with their values, that make trained weights differ from those that sampled."""
-    sync, trainer = config.sync, config.trainer
-    ways = [
-        ("sync.max_staleness", schedule.max_staleness, schedule.overlaps and sync.style != "fixed"),
-        ("sync.interval", sync.interval, sync.interval > 1),
-        ("sync.offset", sync.offset, sync.offset > 0),
-        ("sampling.replay_share", config.sampling.replay_share, config.sampling.replay_share > 0.0),
-        ("trainer.epochs", trainer.epochs, trainer.epochs > 1),
-        ("trainer.num_minibatches", trainer.num_minibatches, trainer.num_minibatches > 1),
-        ("algorithm.learning_rate", config.algorithm.learning_rate, True),
-    ]
-    return " or ".join(f"{name} ({value:g})" for name, value, in_force in ways if in_force)
-
-
-def _check_bound(config: RunConfig, least: int) -> None:
+def _check_bound(sync: SyncConfig, least: int, updates: int) -> None:
     """Raise `ConfigError` for a `max_staleness` that the schedule exceeds or never reaches."""
-    sync = config.sync
     assert sync.max_staleness is not None
     settings = f"sync.max_staleness is {sync.max_staleness}, but with style {sync.style!r}, interval {sync.interval}"
     if sync.offset:
         settings += f", offset {sync.offset}"
-    if config.trainer.num_minibatches * config.trainer.epochs > 1:
-        settings += f" and {config.trainer.num_minibatches * config.trainer.epochs} updates a step"
+    if updates > 1:
+        settings += f" and {updates} updates a step"
     if sync.max_staleness < least:
         raise ConfigError(
             f"{settings} tokens are up to {least} versions behind: set at least {least}, or sync more often"

@@ -23,12 +23,11 @@ from sharpen.models.modules import decoder_of, has_towers
 from sharpen.models.nf4 import NF4Linear
 from sharpen.models.recurrent import mixers_of
 from sharpen.models.routing import is_router
+from sharpen.models.table import family_of
 
 ADAPTER = "default"
 """peft's name of the only adapter."""
 _PREFIX = "base_model.model."
-_NO_OUT_PROJ = frozenset({"falcon_h1", "nemotron_h"})
-"""Model types whose `out_proj` peft refuses."""
 _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 
 
@@ -148,7 +147,7 @@ def _expert_targets(module: Any) -> list[str]:
 
 def _without_adapters(module: Any) -> set[str]:
     """Return the last part of the names of linear layers whose adapters would have no effect, or that peft refuses."""
-    names = {"out_proj"} if module.config.model_type in _NO_OUT_PROJ else set()
+    names = {*family_of(module.config).without_adapters}
     if any(hasattr(mixer.module, "dt_proj") for mixer in mixers_of(module)):
         names.add("dt_proj")  # Mamba 1 multiplies by its weight, and does not call the layer
     return names | _taken_for_experts(module)

@@ -10,10 +10,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sharpen.config.functions import prepare
 from sharpen.errors import ModelError
+from sharpen.models.table import bring_type
 
 _CODE = "custom code"
 """What transformers says of a model whose classes are in its folder."""
+_UNKNOWN = "but Transformers does not recognize this architecture"
+"""What it says of a model whose classes it does not have."""
 
 
 def read_config(source: str | Path, name: str | None = None) -> Any:
@@ -22,10 +26,22 @@ def read_config(source: str | Path, name: str | None = None) -> Any:
     from transformers import AutoConfig  # which takes seconds
 
     name = name or str(source)
+    _prepare(Path(source))
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{name}: its config.json cannot be read: {reason_of(error)}") from error
+
+
+def _prepare(folder: Path) -> None:
+    """Know the families that the user brings before a model is read: those that the process which started this one
+    knows, and that of the model in a folder, if a package announces it."""
+    prepare()
+    try:
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # whatever reads the model says so
+    bring_type(str(kind))
 
 
 def reason_of(error: Exception) -> str:
@@ -35,7 +51,10 @@ def reason_of(error: Exception) -> str:
             "it needs code of its own folder (auto_map), which Sharpen does not run; choose a model whose classes "
             "transformers has"
         )
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if _UNKNOWN in reason:
+        reason += " If you have classes for it, name their family in `families` (docs/use/extending.md)"
+    return reason
 
 
 # Loads a model's tokenizer with its chat template.
@@ -51,6 +70,7 @@ def load_tokenizer(folder: Path) -> Any:
     read."""
     from transformers import AutoTokenizer  # which takes seconds
 
+    _prepare(Path(folder))
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the library that reads tokenizer.json raises `Exception` itself

@@ -8,10 +8,12 @@ it with transformers when they start. Nothing here imports torch or transformers
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sharpen.errors import ModelError
+from sharpen.config.doors import find_part, names
+from sharpen.config.functions import prepare_others
+from sharpen.errors import ConfigError, ModelError
 from sharpen.models.marks import both_ways
 from sharpen.models.pieces import HAS, NAMES, Part, Piece, pieces_of
 
@@ -22,8 +24,10 @@ class Family:
 
     `needs`: all that a checkpoint of it can need; what one does need is read from its configuration, except `always`,
     which no configuration shows. `limits` are sentences for people. `images`: whether its images are read; the towers
-    of others are kept as they are. `in_vllm`: whether vLLM has a class for it, or serves it by transformers' own;
-    `images_in_vllm`: whether that is shown images; `not_on_cpu`: why its build for CPUs does not serve it, or "".
+    of others are kept as they are. `without_adapters`: its linear layers, by the last part of their names, that can
+    have none. `in_vllm`: whether vLLM has a class for it, or serves it by transformers' own; `images_in_vllm`: whether
+    that is shown images; `not_on_cpu`: why its build for CPUs does not serve it, or "". `listed`: it is one of ours,
+    tested here; engine and trainer compare every other one with transformers when they start.
     """
 
     name: str
@@ -32,6 +36,7 @@ class Family:
     always: frozenset[Piece] = frozenset()
     limits: tuple[str, ...] = ()
     images: bool = False
+    without_adapters: frozenset[str] = frozenset()
     in_vllm: bool = True
     images_in_vllm: bool = False
     not_on_cpu: str = ""
@@ -45,6 +50,7 @@ def _row(
     always: str = "",
     limits: tuple[str, ...] = (),
     images: bool = False,
+    without_adapters: str = "",
     in_vllm: bool = True,
     images_in_vllm: bool = False,
     not_on_cpu: str = "",
@@ -57,6 +63,7 @@ def _row(
         always=always_needed,
         limits=limits,
         images=images,
+        without_adapters=frozenset(without_adapters.split()),
         in_vllm=in_vllm,
         images_in_vllm=images_in_vllm,
         not_on_cpu=not_on_cpu,
@@ -103,8 +110,14 @@ FAMILIES: tuple[Family, ...] = (
     _row("ERNIE 4.5", "ernie4_5"),
     _row("LFM2", "lfm2", needs="convolution"),
     _row("LFM3", "lfm3", needs="convolution", in_vllm=False),
-    _row("Nemotron-H", "nemotron_h", needs="recurrent experts", limits=(_NO_OUT_PROJ,)),
-    _row("Falcon-H1", "falcon_h1", needs="recurrent", limits=(_NO_OUT_PROJ,)),
+    _row(
+        "Nemotron-H",
+        "nemotron_h",
+        needs="recurrent experts",
+        limits=(_NO_OUT_PROJ,),
+        without_adapters="out_proj",
+    ),
+    _row("Falcon-H1", "falcon_h1", needs="recurrent", limits=(_NO_OUT_PROJ,), without_adapters="out_proj"),
     _row("Bamba", "bamba", needs="recurrent", in_vllm=False),
     _row(
         "Jamba",
@@ -139,12 +152,41 @@ FAMILIES: tuple[Family, ...] = (
 """In the order of the documentation: by who publishes them."""
 
 _BY_TYPE = {kind: family for family in FAMILIES for kind in family.types}
+_BROUGHT: dict[str, Family] = {}
+"""Families that others bring, by model type."""
+
+
+def bring(*names: str) -> None:
+    """Know families that others bring, by their names in `families`, here and in the processes that this one starts.
+
+    To import one registers its classes with transformers. Raises `ConfigError` for what is no family, and for a model
+    type of ours.
+    """
+    for name in names:
+        family = find_part("families", name, {})
+        if not isinstance(family, Family):
+            raise ConfigError(
+                f"families has {name!r}, which is {family!r}: it must be a Family (docs/use/extending.md)"
+            )
+        if taken := [kind for kind in family.types if kind in _BY_TYPE]:
+            raise ConfigError(
+                f"families has {name!r}, whose model type {taken[0]!r} is one of {_BY_TYPE[taken[0]].name}"
+            )
+        _BROUGHT.update(dict.fromkeys(family.types, replace(family, listed=False)))
+        prepare_others(f"{__name__}:{bring.__name__}", name)
+
+
+def bring_type(kind: str) -> None:
+    """Know the family of a model type, if an installed package announces one by that name."""
+    if kind not in _BY_TYPE and kind not in _BROUGHT and kind in names("families", {}):
+        bring(kind)
 
 
 def family_of(config: Any) -> Family:
     """Return the row of a configuration's family; one that is made of what the configuration shows, if it has none."""
     kind = config.model_type
-    return _BY_TYPE.get(kind) or Family(name=kind, types=(kind,), needs=pieces_of(config), listed=False)
+    own = _BY_TYPE.get(kind) or _BROUGHT.get(kind)
+    return own or Family(name=kind, types=(kind,), needs=pieces_of(config), listed=False)
 
 
 def needs_of(config: Any) -> frozenset[Piece]:
@@ -192,7 +234,7 @@ def refuse_unsupported(config: Any, name: str, *parts: Part) -> None:
     for part in parts:
         if missing := missing_of(config, part):
             family = family_of(config)
-            known = f"{family.name}, " if family.listed else ""
+            known = f"{family.name}, " if family.name != config.model_type else ""
             raise ModelError(
                 f"{name} ({known}model type {config.model_type!r}): {missing}; `sharpen models` lists what is supported"
             )

@@ -6,14 +6,12 @@ know what is computed in them, nor what a run does next.
 - `place`: what a run asks of the place of its parts
 - `local`: the serving side in this process
 - `serving`: its thread for engine and gateway
-- `sessions`: the user's functions, and the models that each rollout opens
-- `attempts`: who runs attempts here: this process, or isolated ones
+- `sessions`: the user's functions, who runs them, and the models that each rollout opens
 - `isolated/`: attempts in processes of their own
 - `cluster/`: parts in actors of Ray
 - `exchange/`: explorer and trainer apart from each other
 - `auxiliary/`: models that are not trained
-- `engine_choice`: which engine serves a run
-- `engine_counts`: how many engines this machine can hold
+- `engine_choice`: which engine serves a run, and how many of it this machine can hold
 - `engines`: loads a model into an engine, and makes its gateway
 - `trainers`: makes the trainer, in one process or several
 - `ranks/`: a trainer in several processes

@@ -1,7 +1,7 @@
-"""The choice of the engine that serves the model, made before anything is loaded.
+"""The choice of the engine that serves the model, and of how many of it, made before anything is loaded.
 
-In: the run's configuration, the installed packages, the GPUs of this machine. Out: `EngineChoice`; `ConfigError` for an
-engine that is not available here.
+In: the settings of the engine, the installed packages, the GPUs of this machine. Out: `EngineChoice`; `ConfigError` for
+an engine that is not available here.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from sharpen.config.doors import find_part
 from sharpen.config.extras import install_command
 from sharpen.config.public import TunerModelConfig
-from sharpen.config.run import ENGINES, RunConfig
+from sharpen.config.run import ENGINES, AuxiliaryModelConfig, EngineConfig
 from sharpen.contracts import StartEngine
 from sharpen.errors import ConfigError
-from sharpen.learning.recipe import EngineChoice
+from sharpen.learning.recipe import EngineChoice, EngineType
 from sharpen.machine import num_cores
 from sharpen.models.table import missing_images_in_vllm
 
@@ -58,12 +58,6 @@ class Machine:
         return self.num_cores if self.vllm_for_cpu else self.num_gpus
 
 
-def choose_engine(config: RunConfig) -> EngineChoice:
-    """Choose the engine for this configuration on this machine, without importing vLLM; see `vllm_choice`."""
-    check_gpu(config.engine.device)
-    return vllm_choice(config, this_machine())
-
-
 def this_machine() -> Machine:
     """Describe this machine. GPUs are counted only if vLLM is installed."""
     builds = installed_builds()
@@ -89,37 +83,43 @@ def check_gpu(device: str, num_gpus: int | None = None) -> None:
         )
 
 
-def vllm_choice(config: RunConfig, machine: Machine) -> EngineChoice:
-    """Choose vLLM or the embedded engine, with the reason; or the one of somebody's own that the settings name. Raises
-    `ConfigError` for an engine that is not available, or for a setting that it does not support."""
-    if (own := own_engine(config)) is not None:
+def choose_engine(engine: EngineConfig, machine: Machine, *, deterministic: bool, width: int) -> EngineChoice:
+    """Choose vLLM, with `width` devices for each engine, or the embedded engine, with the reason; or the one of
+    somebody's own that the settings name. Does not import vLLM.
+
+    Raises `ConfigError` for an engine that is not available, or for a setting that it does not support."""
+    if (own := own_engine(engine, deterministic=deterministic)) is not None:
         return own
-    if (reason := _why_embedded(config, machine)) is not None:
+    if (reason := _why_embedded(engine, machine, deterministic)) is not None:
         return EngineChoice(type="embedded", reason=reason)
     _check_version(machine)
-    if config.deterministic:
+    if deterministic:
         raise ConfigError(
             "deterministic is true, but vLLM is not deterministic: set engine.type to embedded, or it to false"
         )
-    _check_device(config, machine)
-    _check_width(config, machine)
+    _check_device(engine.device, machine)
+    if width > 1 and width > machine.num_devices:  # in a cluster; alone it is made to fit
+        raise ConfigError(
+            f"model.tensor_parallel_size is {width}, but there are {machine.num_devices} {machine.device_name}(s) for "
+            "vLLM"
+        )
     _check_main()
-    asked = config.engine.type == "vllm"
+    asked = engine.type == "vllm"
     return EngineChoice(type="vllm", reason="engine.type" if asked else f"installed, with {machine.num_gpus} GPU(s)")
 
 
-def own_engine(config: RunConfig) -> EngineChoice | None:
+def own_engine(engine: EngineConfig, *, deterministic: bool) -> EngineChoice | None:
     """Return the engine of somebody's own that the settings name, if they do. Raises `ConfigError` if it is none, or is
     to be deterministic."""
-    if config.engine.type in ENGINES:
+    if engine.type in ENGINES:
         return None
-    start_of(config.engine.type)
-    if config.deterministic:
+    start_of(engine.type)
+    if deterministic:
         raise ConfigError(
             f"deterministic is true, which the embedded engine alone can be, but engine.type is "
-            f"{config.engine.type!r}: set it to embedded, or deterministic to false"
+            f"{engine.type!r}: set it to embedded, or deterministic to false"
         )
-    return EngineChoice(type=config.engine.type, reason="engine.type")
+    return EngineChoice(type=engine.type, reason="engine.type")
 
 
 def start_of(name: str) -> StartEngine:
@@ -135,13 +135,12 @@ def start_of(name: str) -> StartEngine:
     return start
 
 
-def check_towers(config: RunConfig, engine: EngineChoice | None, folder: Path) -> None:
+def check_towers(engine: EngineType, folder: Path) -> None:
     """Raise `ConfigError` if towers are to learn from rollouts with images, and vLLM serves, which is given none of the
-    model in `folder`. Without a choice of the engine (on Ray, in a trainer alone), the setting is taken."""
+    model in `folder`."""
     from sharpen.models.configuration import read_config
 
-    chosen = config.engine.type if engine is None else engine.type
-    if not config.trainer.train_towers or chosen != "vllm":
+    if engine != "vllm":
         return
     if missing := missing_images_in_vllm(read_config(folder)):
         raise ConfigError(
@@ -150,32 +149,18 @@ def check_towers(config: RunConfig, engine: EngineChoice | None, folder: Path) -
         )
 
 
-def vllm_serves(config: RunConfig, machine: Machine) -> bool:
-    """Whether vLLM serves the trained model."""
-    return _why_embedded(config, machine) is None
-
-
-def _check_width(config: RunConfig, machine: Machine) -> None:
-    """Raise `ConfigError` if one engine needs more devices than vLLM has in the cluster (alone it is made to fit)."""
-    width, here = config.model.tensor_parallel_size, machine.num_devices
-    if width > 1 and width > here:
-        raise ConfigError(
-            f"model.tensor_parallel_size is {width}, but there are {here} {machine.device_name}(s) for vLLM"
-        )
-
-
-def _why_embedded(config: RunConfig, machine: Machine) -> str | None:
+def _why_embedded(engine: EngineConfig, machine: Machine, deterministic: bool) -> str | None:
     """Return why vLLM does not serve; None if it does."""
-    if config.engine.type != "auto":
-        return None if config.engine.type == "vllm" else "engine.type"
-    if config.deterministic:
+    if engine.type != "auto":
+        return None if engine.type == "vllm" else "engine.type"
+    if deterministic:
         return "deterministic: true"
     if not machine.builds:
         return "vLLM is not installed"
     if machine.vllm_for_cpu or machine.num_gpus == 0:
         return "vLLM is installed, but not for a GPU of this machine"
-    if config.engine.device not in ("auto", "cuda"):
-        return f"engine.device: {config.engine.device}"
+    if engine.device not in ("auto", "cuda"):
+        return f"engine.device: {engine.device}"
     return None
 
 
@@ -187,8 +172,7 @@ def _check_version(machine: Machine) -> None:
             raise ConfigError(f"{name} {found} is installed, but the engine needs vLLM {VLLM_LINE}: {_install()}")
 
 
-def _check_device(config: RunConfig, machine: Machine) -> None:
-    device = config.engine.device
+def _check_device(device: str, machine: Machine) -> None:
     if device.startswith("cuda:"):
         raise ConfigError(f"engine.device is {device}, but vLLM uses GPUs in order: set CUDA_VISIBLE_DEVICES instead")
     if device == "cpu" and not machine.vllm_for_cpu:
@@ -232,3 +216,59 @@ def installed_builds() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+# Fits the number of engines, and the devices of each, to this machine.
+#
+# In: the settings of a run's models, and the machine. Out: the settings with the numbers used here, and a line for each
+# model whose configured numbers do not apply. Not for runs on Ray, which has other machines.
+
+COUNTS = ("inference_engine_num", "tensor_parallel_size")
+_ONE = "in one process all engines but vLLM are one, on one device (docs/use/vllm.md)"
+_AUXILIARY = "in one process it is served by one engine, on one device (Ray with vLLM places more: docs/use/ray.md)"
+
+
+def fit_auxiliary(
+    models: Mapping[str, AuxiliaryModelConfig],
+) -> tuple[dict[str, AuxiliaryModelConfig], tuple[str, ...]]:
+    """Return the auxiliary models with one engine each, and a line for each whose numbers do not apply."""
+    fitted, lines = dict(models), []
+    for name, model in models.items():
+        if given := list_counts(model):  # others stay as they are: what a copy updates counts as set by the user
+            fitted[name] = model.model_copy(update=dict.fromkeys(COUNTS, 1))
+            lines.append(f"auxiliary_models.{name}: {given}: without effect: {_AUXILIARY}")
+    return fitted, tuple(lines)
+
+
+def list_counts(model: TunerModelConfig) -> str:
+    """List the numbers of engines and devices that are not 1, for a message; empty if all are 1."""
+    return ", ".join(f"{name} = {value}" for name in COUNTS if (value := getattr(model, name)) != 1)
+
+
+def fit_policy(
+    model: TunerModelConfig, engine: EngineConfig, machine: Machine, *, deterministic: bool
+) -> tuple[TunerModelConfig, tuple[str, ...]]:
+    """Return the trained model with the engines that fit this machine, and a line if its numbers do not apply."""
+    given = list_counts(model)
+    if _why_embedded(engine, machine, deterministic) is not None:
+        one = model.model_copy(update=dict.fromkeys(COUNTS, 1))
+        return (one, (f"model: {given}: without effect: {_ONE}",)) if given else (model, ())
+    width, count = fit_counts(model, machine)
+    if (width, count) == (model.tensor_parallel_size, model.inference_engine_num):
+        return model, ()
+    line = (
+        f"model: {given}: vLLM has {machine.num_devices} {machine.device_name}(s) here, so that it is {count} "
+        f"engine(s) with {width} each"
+    )
+    return model.model_copy(update={"inference_engine_num": count, "tensor_parallel_size": width}), (line,)
+
+
+def fit_counts(model: TunerModelConfig, machine: Machine) -> tuple[int, int]:
+    """Return (devices of one engine, engines) as configured, or the most that vLLM has devices for. A width that is too
+    large is replaced by its largest divisor that fits, since it must divide the model's attention heads. Engines of one
+    core each may share cores."""
+    width, count, here = model.tensor_parallel_size, model.inference_engine_num, machine.num_devices
+    width = max(part for part in range(1, width + 1) if width % part == 0 and part <= max(here, 1))
+    if width > 1 or not machine.vllm_for_cpu:
+        count = max(1, min(count, here // width))
+    return width, count

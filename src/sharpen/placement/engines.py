@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from sharpen.agent.rollout.user_loop import owner
 from sharpen.config.public import TunerModelConfig
-from sharpen.config.run import RunConfig
+from sharpen.config.run import EngineConfig
 from sharpen.config.sections import GatewayConfig
 from sharpen.config.trainer import LoraConfig
 from sharpen.contracts import EngineSettings
 from sharpen.engine.routing import Replicas
-from sharpen.errors import ConfigError
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.images import album_of
-from sharpen.learning.recipe import EngineChoice, EngineType
+from sharpen.learning.recipe import EngineType
 from sharpen.placement.engine_choice import start_of
 from sharpen.types import Sampling
 
@@ -31,21 +30,37 @@ if TYPE_CHECKING:
 
 
 def load_policy(
-    config: RunConfig, folder: Path, thread: ServingThread, *, type: EngineType, alone: bool, trains: bool = False
+    model: TunerModelConfig,
+    config: EngineConfig,
+    folder: Path,
+    thread: ServingThread,
+    *,
+    type: EngineType,
+    deterministic: bool,
+    alone: bool,
+    adapters: LoraConfig | None = None,
 ) -> tuple[Any, Engine]:
-    """Load the trained model from `folder`; return (tokenizer, engine). `alone`: the engine never computes at the same
-    time as the trainer; `trains`: there is one. Raises `ModelError` if the engine cannot serve the model."""
+    """Load the trained model from `folder`; return (tokenizer, engine). `type` has been chosen by `config`. `alone`:
+    the engine never computes at the same time as a trainer; `adapters` are served beside the model's own weights.
+    Raises `ModelError` if the engine cannot serve the model."""
     if type == "embedded":
-        shares = trains and shares_base(config)
-        adapters = config.trainer.lora if shares else None
-        return load_engine(config.model, config, folder, alone=alone, adapters=adapters)
+        return load_engine(model, config, folder, deterministic=deterministic, alone=alone, adapters=adapters)
     if type != "vllm":
-        return _load_own(type, config, folder, thread, alone=alone)
-    return load_vllm(config.model, config, folder, thread, lora=unmerged_adapters(config))
+        return _load_own(type, model, config, folder, thread, alone=alone)
+    from sharpen.models.configuration import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    return tokenizer, thread.call(_start_replicas(model, config, folder, tokenizer.decode, adapters))
 
 
 def _load_own(
-    type: EngineType, config: RunConfig, folder: Path, thread: ServingThread, *, alone: bool
+    type: EngineType,
+    model: TunerModelConfig,
+    config: EngineConfig,
+    folder: Path,
+    thread: ServingThread,
+    *,
+    alone: bool,
 ) -> tuple[Any, Engine]:
     """Start somebody's own engine; return (tokenizer, engine). Raises what starting it raises."""
     from sharpen.models.configuration import load_tokenizer
@@ -54,12 +69,12 @@ def _load_own(
     settings = EngineSettings(
         folder=folder,
         tokenizer=tokenizer,
-        max_model_len=config.model.max_model_len,
-        device=config.engine.device,
-        dtype=config.engine.dtype,
-        max_slots=config.engine.max_slots,
-        kv_cache_mb=config.engine.kv_cache_mb,
-        tensor_parallel_size=config.model.tensor_parallel_size,
+        max_model_len=model.max_model_len,
+        device=config.device,
+        dtype=config.dtype,
+        max_slots=config.max_slots,
+        kv_cache_mb=config.kv_cache_mb,
+        tensor_parallel_size=model.tensor_parallel_size,
         alone=alone,
     )
     start = start_of(type)
@@ -70,20 +85,9 @@ def _load_own(
     return tokenizer, thread.call(started())
 
 
-def load_vllm(
-    model: TunerModelConfig, config: RunConfig, folder: Path, thread: ServingThread, *, lora: LoraConfig | None = None
-) -> tuple[Any, Engine]:
-    """Load the model in `folder` into vLLM; return (tokenizer, engine). With `lora` the engine loads unmerged adapters.
-    Raises `ModelError` if vLLM cannot serve the model."""
-    from sharpen.models.configuration import load_tokenizer
-
-    tokenizer = load_tokenizer(folder)
-    return tokenizer, thread.call(_start_replicas(model, config, folder, tokenizer.decode, lora))
-
-
 async def _start_replicas(
     model: TunerModelConfig,
-    config: RunConfig,
+    config: EngineConfig,
     folder: Path,
     stop_decoder: Callable[[list[int]], str],
     lora: LoraConfig | None,
@@ -99,9 +103,9 @@ async def _start_replicas(
                     str(folder),
                     max_model_len=model.max_model_len,
                     stop_decoder=stop_decoder,
-                    dtype=config.engine.dtype,
-                    max_slots=config.engine.max_slots,
-                    kv_cache_mb=config.engine.kv_cache_mb,
+                    dtype=config.dtype,
+                    max_slots=config.max_slots,
+                    kv_cache_mb=config.kv_cache_mb,
                     tensor_parallel_size=model.tensor_parallel_size,
                     replica=(number, count),
                     lora=lora,
@@ -114,45 +118,14 @@ async def _start_replicas(
     return engines[0] if count == 1 else Replicas(engines)
 
 
-def shares_base(config: RunConfig) -> bool:
-    """Whether trainer and embedded engine have one copy of the frozen weights."""
-    return config.trainer.lora is not None and config.trainer.lora.base != "own"
-
-
-def check_base(config: RunConfig, engine: EngineChoice | None, *, serves: bool) -> None:
-    """Raise `ConfigError` if the frozen weights cannot be shared as `trainer.lora.base` says. `serves`: the run has an
-    engine, `engine` if it is known."""
-    if not shares_base(config):
-        return
-    assert config.trainer.lora is not None
-    apart = config.uses_ray or config.mode != "both" or (engine is not None and engine.type != "embedded")
-    if config.trainer.has_ranks or (serves and apart):
-        raise ConfigError(
-            f"trainer.lora.base is {config.trainer.lora.base!r}, for which trainer and embedded engine must be in one "
-            "process: leave execution and mode out, set engine.type to embedded and trainer.num_processes to 1 "
-            "without trainer.cpu_offload, or base to own"
-        )
-    if serves and config.engine.dtype != config.trainer.dtype:
-        raise ConfigError(
-            f"trainer.lora.base is {config.trainer.lora.base!r}, one copy of the frozen weights for trainer and "
-            f"engine, but trainer.dtype is {config.trainer.dtype} and engine.dtype {config.engine.dtype}: set them to "
-            "the same"
-        )
-
-
-def unmerged_adapters(config: RunConfig) -> LoraConfig | None:
-    """Return the LoRA settings if vLLM loads the adapters unmerged: it supports their rank and the trainer is in this
-    process."""
-    from sharpen.engine.vllm.adapters import RANKS
-
-    lora = config.trainer.lora
-    if lora is None or lora.rank > max(RANKS) or config.trainer.has_ranks or config.uses_ray or config.mode != "both":
-        return None
-    return lora
-
-
 def load_engine(
-    model: TunerModelConfig, config: RunConfig, folder: Path, *, alone: bool, adapters: LoraConfig | None = None
+    model: TunerModelConfig,
+    config: EngineConfig,
+    folder: Path,
+    *,
+    deterministic: bool,
+    alone: bool,
+    adapters: LoraConfig | None = None,
 ) -> tuple[Any, EmbeddedEngine]:
     """Load the model in `folder`; return (tokenizer, embedded engine). `alone` as in `load_policy`; with `adapters` the
     engine serves them beside the model's own weights. Raises `ModelError` if the engine cannot serve the model."""
@@ -163,11 +136,11 @@ def load_engine(
     engine = EmbeddedEngine.from_pretrained(
         str(folder),
         max_model_len=model.max_model_len,
-        device=config.engine.device,
-        dtype=config.engine.dtype,
-        max_slots=config.engine.max_slots,
-        kv_cache_mb=config.engine.kv_cache_mb,
-        deterministic=config.deterministic,
+        device=config.device,
+        dtype=config.dtype,
+        max_slots=config.max_slots,
+        kv_cache_mb=config.kv_cache_mb,
+        deterministic=deterministic,
         alone=alone,
         stop_decoder=tokenizer.decode,
         tokenizer=tokenizer,

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING
 from sharpen.agent.agentscope.console import silent_agents
 from sharpen.agent.rollout.in_process import Opener, no_silent_exit
 from sharpen.agent.rollout.runner import RolloutRunner
-from sharpen.config.run import RunConfig
-from sharpen.learning.recipe import Job, Recipe, RolloutRecipe, RowRecipe
+from sharpen.learning.recipe import Job, Recipe
 from sharpen.models.files import quiet_transformers
-from sharpen.placement.attempts import attempt_runner
-from sharpen.placement.auxiliary.models import AuxiliaryModels
+from sharpen.placement.auxiliary.models import AuxiliaryModels, loading
 from sharpen.placement.engines import load_policy, make_gateway
 from sharpen.placement.place import Place, Serving
 from sharpen.placement.probe import sample_probes
 from sharpen.placement.serving import ServingThread
-from sharpen.placement.sessions import openers, user_functions
+from sharpen.placement.sessions import attempt_runner, openers, user_functions
 from sharpen.types import Experience, IntArray, Mode
 
 if TYPE_CHECKING:
@@ -57,15 +55,18 @@ class LocalServing:
             self.thread = ServingThread()
             undo.callback(self.thread.close)
             self.tokenizer, self.engine = load_policy(
-                config,
+                config.model,
+                config.engine,
                 job.folder,
                 self.thread,
                 type=job.engine.type,
+                deterministic=config.deterministic,
                 alone=alone,
-                trains=isinstance(job.recipe, RolloutRecipe | RowRecipe),
+                adapters=job.adapters,
             )
             undo.callback(self._close_engine)
-            self.auxiliary = AuxiliaryModels(config, self.thread, alone=alone)
+            load = loading(config.engine, deterministic=config.deterministic, alone=alone)
+            self.auxiliary = AuxiliaryModels(config.auxiliary_models, self.thread, load, listen=config.gateway)
             undo.callback(self.auxiliary.close)
             self.gateway = make_gateway(
                 config.model,
@@ -75,7 +76,9 @@ class LocalServing:
                 listen=config.gateway,
                 max_calls=config.rollout.max_calls,
             )
-            self.modes: Mapping[Mode, Opener] = openers(config, self.gateway, self.auxiliary)
+            self.modes: Mapping[Mode, Opener] = openers(
+                self.gateway, self.auxiliary, max_tokens=config.model.max_tokens
+            )
             functions = user_functions(job)
             self.runner = RolloutRunner(
                 attempt_runner(functions, config.rollout),
@@ -86,9 +89,10 @@ class LocalServing:
                 whole_groups=functions.whole_groups,
             )
             undo.pop_all()
-        self._thresholds = gc.get_threshold()
+        self._thresholds, self._frozen = gc.get_threshold(), gc.get_freeze_count() > NEW_OBJECTS
         gc.collect()
-        gc.freeze()  # a walk over all that is loaded stops agents and gateway for 0.1 s, again and again
+        if not self._frozen:  # by the owner, who knows better what stays
+            gc.freeze()  # a walk over all that is loaded stops agents and gateway for 0.1 s, again and again
         if self._thresholds[0]:  # 0: the owner has switched the collector off
             gc.set_threshold(max(NEW_OBJECTS, self._thresholds[0]), *self._thresholds[1:])
 
@@ -116,7 +120,8 @@ class LocalServing:
     def close(self) -> None:
         """Close rollouts, gateways, engines and thread, in this order."""
         gc.set_threshold(*self._thresholds)
-        gc.unfreeze()
+        if not self._frozen:
+            gc.unfreeze()
         self.runner.close()
         self.thread.call(self.gateway.close(), timeout_s=10)
         self._close_engine()
@@ -142,11 +147,11 @@ def start_serving(job: Job[Recipe]) -> Serving:
     return RayServing(job)
 
 
-def start_training(config: RunConfig) -> Place | None:
+def start_training(job: Job[Recipe]) -> Place | None:
     """Reserve the place of a trainer without engines; None is this machine. Raises `ConfigError` if Ray is not
     available."""
-    if not config.uses_ray:
+    if not job.config.uses_ray:
         return None
     from sharpen.placement.cluster.placement import RayTraining
 
-    return RayTraining(config)
+    return RayTraining(job.config)

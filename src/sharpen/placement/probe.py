@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sharpen.config.run import RunConfig
 from sharpen.contracts import Engine, GenerateRequest, Generation
 from sharpen.engine.routing import Replicas
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError
+from sharpen.learning.recipe import Job, Recipe
 from sharpen.types import Experience, IntArray, Sampling, Task
 
 NUM_TOKENS = 16
@@ -45,22 +45,23 @@ class Probed(Protocol):
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]: ...
 
 
-def probe_at_start(config: RunConfig, serving: Probed, tasks: Sequence[Task]) -> tuple[Experience, ...]:
+def probe_at_start(job: Job[Recipe], serving: Probed, tasks: Sequence[Task]) -> tuple[Experience, ...]:
     """Sample probes of a few prompts with the original weights, on each replica; none if both engine and trainer
     compute in float32. Raises `EngineError` as the engine does."""
-    if not may_round(config):
+    if not _may_round(job):
         return ()
     from sharpen.models.configuration import load_tokenizer
 
-    room = config.model.max_model_len - NUM_TOKENS
+    room = job.config.model.max_model_len - NUM_TOKENS
     renderer = Renderer(load_tokenizer(serving.folder))
     prompts = [_prompt(task, renderer)[: max(1, room)] for task in tasks[:NUM_PROMPTS]]
     begun = [serving.probe(prompt, noise=number, temperature=1.0) for number, prompt in enumerate(prompts)]
     return tuple(one for future in begun for one in future.result())
 
 
-def may_round(config: RunConfig) -> bool:
+def _may_round(job: Job[Recipe]) -> bool:
     """Whether the engine or the trainer computes in bfloat16, or may (on Ray, where the machines are not known yet)."""
+    config = job.config
     dtypes = {config.engine.dtype, config.trainer.dtype}
     if "auto" not in dtypes or "bfloat16" in dtypes:
         return "bfloat16" in dtypes

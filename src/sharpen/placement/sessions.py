@@ -1,6 +1,7 @@
-"""The user's functions and the models of a rollout: the policy, at a gateway or an endpoint, and auxiliary models.
+"""The user's functions, what runs them here, and the models of a rollout: the policy, at a gateway or an endpoint, and
+auxiliary models.
 
-In: a job, a gateway. Out: `UserFunctions`, and for each mode a function that opens `RolloutModels`.
+In: a job, a gateway. Out: `UserFunctions`, an `AttemptRunner`, and for each mode a function that opens `RolloutModels`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Any
 
 from sharpen.agent.agentscope.model import present
 from sharpen.agent.rollout.attempt import UserFunctions
-from sharpen.agent.rollout.in_process import OpenModels
+from sharpen.agent.rollout.in_process import AttemptRunner, InProcess, OpenModels
 from sharpen.agent.rollout.models import Access, RolloutModels
-from sharpen.config.run import RunConfig
+from sharpen.config.run import EvaluationConfig, RolloutConfig
 from sharpen.gateway.gateway import Gateway
 from sharpen.learning.recipe import Job, Recipe
 from sharpen.placement.auxiliary.models import AuxiliaryModels
@@ -26,20 +27,30 @@ def user_functions(job: Job[Recipe]) -> UserFunctions:
         job.agent,
         job.judge,
         job.config.workflow_args,
-        own_arguments=own_arguments(job.config),
+        own_arguments=own_arguments(job.config.evaluation),
         needs_reward=job.recipe.needs_reward,
         model_exceptions=job.config.rollout.model_exceptions,
     )
 
 
-def own_arguments(config: RunConfig) -> dict[str, Mapping[str, Any]]:
+def attempt_runner(functions: UserFunctions, config: RolloutConfig) -> AttemptRunner:
+    """Return what runs attempts: this process, or processes of their own (`rollout.isolation`). Raises `ConfigError` if
+    the functions cannot be sent to these."""
+    if config.isolation == "none":
+        return InProcess(functions, config.timeout_s)
+    from sharpen.placement.isolated.pool import ProcessPool
+
+    return ProcessPool(functions, config)
+
+
+def own_arguments(evaluation: EvaluationConfig) -> dict[str, Mapping[str, Any]]:
     """The `workflow_args` of the evaluation sets that have their own, by the set's name."""
-    return {name: own.workflow_args for name, own in config.evaluation.own.items() if own.workflow_args is not None}
+    return {name: own.workflow_args for name, own in evaluation.own.items() if own.workflow_args is not None}
 
 
-def openers(config: RunConfig, gateway: Gateway, auxiliary: AuxiliaryModels) -> Mapping[Mode, OpenModels]:
+def openers(gateway: Gateway, auxiliary: AuxiliaryModels, *, max_tokens: int) -> Mapping[Mode, OpenModels]:
     """Return the function that opens a rollout's models, for each mode. Both modes record the calls."""
-    greedy = Sampling(temperature=0.0, max_tokens=config.model.max_tokens)
+    greedy = Sampling(temperature=0.0, max_tokens=max_tokens)
     return {
         "greedy": opener(functools.partial(gateway.open, sampling=greedy), auxiliary),
         "sampled": opener(gateway.open, auxiliary),

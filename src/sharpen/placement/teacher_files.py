@@ -1,6 +1,7 @@
 """Finds the teacher's files and checks that its vocabulary is that of the trained model, before weights are loaded.
 
-In: a run's settings. Out: the teacher's folder, or a `ConfigError` that names the first token that differs.
+In: where the teacher is, the model. Out: the teacher's folder, or a `ConfigError` that names the first token that
+differs.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sharpen.config.run import RunConfig
+from sharpen.config.public import TunerModelConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.presets import Algorithm
 from sharpen.models.files import model_folder
@@ -18,22 +19,22 @@ _SPECIAL = ("bos_token", "eos_token")
 """Special tokens at the beginning and end of the text that a model sees. Padding is never passed to a model here."""
 
 
-def teacher_folder(config: RunConfig, algorithm: Algorithm) -> Path | None:
-    """Return the folder of `distill.teacher_path`; None if the algorithm has no teacher.
+def teacher_folder(path: str | None, algorithm: Algorithm) -> Path | None:
+    """Return the folder of `distill.teacher_path`, which is `path`; None if the algorithm has no teacher.
 
     Raises `ConfigError` if the algorithm needs a teacher and none is set, `ModelError` if there is no such model.
     """
     if not algorithm.needs_teacher:
         return None
-    if config.distill.teacher_path is None:
+    if path is None:
         raise ConfigError(
-            f"{config.algorithm.algorithm_type!r} learns from a teacher: set distill.teacher_path to a Hugging Face "
+            f"{algorithm.name!r} learns from a teacher: set distill.teacher_path to a Hugging Face "
             "model with the same vocabulary"
         )
-    return model_folder(config.distill.teacher_path, setting="distill.teacher_path")
+    return model_folder(path, setting="distill.teacher_path")
 
 
-def check_teacher(config: RunConfig, folder: Path, teacher_folder: Path) -> None:
+def check_teacher(path: str | None, model: TunerModelConfig, folder: Path, teacher_folder: Path) -> None:
     """Raise `ConfigError` if the teacher cannot score the tokens of the model in `folder`, or has a shorter context.
 
     The tokenizers must map every id to the same text, and have the same tokens at the beginning and end of text. The
@@ -47,17 +48,17 @@ def check_teacher(config: RunConfig, folder: Path, teacher_folder: Path) -> None
     teacher = AutoTokenizer.from_pretrained(teacher_folder, trust_remote_code=False)
     if (difference := _first_difference(own, teacher)) is not None:
         raise ConfigError(
-            f"the teacher in distill.teacher_path ({config.distill.teacher_path}) has another vocabulary than the "
-            f"model ({config.model.model_path}): {difference}; choose a teacher with the same tokenizer"
+            f"the teacher in distill.teacher_path ({path}) has another vocabulary than the "
+            f"model ({model.model_path}): {difference}; choose a teacher with the same tokenizer"
         )
     longest = getattr(
         text_config(read_config(teacher_folder)),
         "max_position_embeddings",
         None,
     )
-    if longest is not None and longest < config.model.max_model_len:
+    if longest is not None and longest < model.max_model_len:
         raise ConfigError(
-            f"model.max_model_len is {config.model.max_model_len}, but the teacher in distill.teacher_path reads at "
+            f"model.max_model_len is {model.max_model_len}, but the teacher in distill.teacher_path reads at "
             f"most {longest} tokens: lower it, or choose another teacher"
         )
 

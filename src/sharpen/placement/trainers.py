@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from sharpen.config.run import RunConfig
+from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.recipe import TrainingJob
 from sharpen.placement.engine_choice import check_gpu
@@ -16,46 +16,43 @@ from sharpen.types import Experience
 
 if TYPE_CHECKING:
     from sharpen.contracts import Engine
-    from sharpen.learning.trainer.roles import TrainerPlan
     from sharpen.learning.trainer.trainer import Trainer
-    from sharpen.placement.ranks.group import Calls, StartRanks, TrainerGroup
+    from sharpen.placement.ranks.group import StartRanks, TrainerGroup
 
 
 AnyTrainer: TypeAlias = "Trainer | TrainerGroup"
 
 
-def check_trainer(config: RunConfig) -> None:
-    """Raise `ConfigError` for devices and processes that this machine cannot provide, and for settings without
-    effect."""
-    if config.uses_ray:  # checked later, against the cluster's GPUs
-        return
-    check_gpu(config.engine.device)
-    if config.trainer.has_ranks:
-        check_processes(config, num_gpus=_num_gpus())
-    elif config.trainer.offload_activations:
-        check_offload(config, num_gpus=_num_gpus(), where="here")
+def check_trainer(config: TrainerConfig, device: str) -> None:
+    """Raise `ConfigError` for devices and processes that this machine cannot provide, and for settings without effect.
+    `device` is that of the engine, which is the trainer's too. Not for Ray: there the cluster's GPUs count."""
+    check_gpu(device)
+    if config.has_ranks:
+        check_processes(config, device, num_gpus=_num_gpus())
+    elif config.offload_activations:
+        check_offload(config, device, num_gpus=_num_gpus(), where="here")
 
 
-def check_processes(config: RunConfig, *, num_gpus: int) -> None:
+def check_processes(config: TrainerConfig, device: str, *, num_gpus: int) -> None:
     """Raise `ConfigError` if a machine with `num_gpus` GPUs cannot run the trainer's processes."""
-    check_offload(config, num_gpus=num_gpus, where="here")
-    if trains_on_gpus(config, num_gpus) and config.trainer.num_processes > num_gpus:
+    check_offload(config, device, num_gpus=num_gpus, where="here")
+    if trains_on_gpus(device, num_gpus) and config.num_processes > num_gpus:
         raise ConfigError(
-            f"trainer.num_processes is {config.trainer.num_processes}, but this machine has {num_gpus} GPU(s) and each "
+            f"trainer.num_processes is {config.num_processes}, but this machine has {num_gpus} GPU(s) and each "
             "process needs one: set it lower, or engine.device to cpu"
         )
 
 
-def check_offload(config: RunConfig, *, num_gpus: int, where: str) -> None:
+def check_offload(config: TrainerConfig, device: str, *, num_gpus: int, where: str) -> None:
     """Raise `ConfigError` for `trainer.cpu_offload` and `offload_activations` if the trainer computes on the CPU, or if
     nothing is recomputed, so that all activations would move."""
-    asked = [name for name in ("cpu_offload", "offload_activations") if getattr(config.trainer, name)]
-    if asked and not trains_on_gpus(config, num_gpus):
+    asked = [name for name in ("cpu_offload", "offload_activations") if getattr(config, name)]
+    if asked and not trains_on_gpus(device, num_gpus):
         raise ConfigError(
             f"trainer.{asked[0]} is true, but the trainer computes on the CPU (engine.device "
-            f"{config.engine.device!r}, {num_gpus} GPUs {where}): it has no effect, leave it out"
+            f"{device!r}, {num_gpus} GPUs {where}): it has no effect, leave it out"
         )
-    if config.trainer.offload_activations and not config.trainer.gradient_checkpointing:
+    if config.offload_activations and not config.gradient_checkpointing:
         raise ConfigError(
             "trainer.offload_activations is true without trainer.gradient_checkpointing: all that every layer keeps "
             "would travel to the CPU and back, copies of weights too; set trainer.gradient_checkpointing to true too"
@@ -80,7 +77,7 @@ def make_trainer(
         algorithm=algorithm,
         config=config.trainer,
         learning_rate=config.algorithm.learning_rate,
-        planned_updates=total_steps * config.trainer.num_minibatches * config.trainer.epochs,
+        planned_updates=total_steps * config.trainer.updates,
         seed=config.seed,
         teacher_path=job.teacher,
         critic=config.critic,
@@ -93,13 +90,12 @@ def make_trainer(
         return Trainer.load(plan, config.engine.device)
     from sharpen.placement.ranks.group import TrainerGroup
 
-    return TrainerGroup(_processes(config, plan) if ranks is None else ranks(plan))
-
-
-def _processes(config: RunConfig, plan: TrainerPlan) -> Calls:
+    if ranks is not None:
+        return TrainerGroup(ranks(plan))
     from sharpen.placement.ranks.processes import RankProcesses
 
-    return RankProcesses(plan, config.trainer.num_processes, on_gpus=trains_on_gpus(config, _num_gpus()))
+    on_gpus = trains_on_gpus(config.engine.device, _num_gpus())
+    return TrainerGroup(RankProcesses(plan, config.trainer.num_processes, on_gpus=on_gpus))
 
 
 def _num_gpus() -> int:
@@ -108,9 +104,9 @@ def _num_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def trains_on_gpus(config: RunConfig, num_gpus: int) -> bool:
+def trains_on_gpus(device: str, num_gpus: int) -> bool:
     """Whether the trainer computes on GPUs, if there are `num_gpus`."""
-    return config.engine.device.startswith("cuda") or (config.engine.device == "auto" and num_gpus > 0)
+    return device.startswith("cuda") or (device == "auto" and num_gpus > 0)
 
 
 # Cheaper weight updates: engine and trainer share memory, so that `load` copies nothing, or `load` takes only adapters.

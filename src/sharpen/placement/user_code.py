@@ -13,18 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharpen.agent.rollout.attempt import UserFunctions
-from sharpen.config.functions import FILE_MODULE, PREPARATIONS, import_function
+from sharpen.config.functions import FILE_MODULE, prepare
 from sharpen.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserCode:
-    """The pickled functions, and what their modules need to be found: the `paths` of imports, and the
-    functions that must have been called before (`config.functions.PREPARATIONS`)."""
+    """The pickled functions, and what their modules need to be found: the `paths` of imports. What must have been
+    called before is in the environment (`config.functions.prepare`)."""
 
     functions: bytes
     paths: Sequence[str]
-    preparations: Sequence[str]
 
     @classmethod
     def of(cls, functions: UserFunctions, cloudpickle: Any) -> UserCode:
@@ -32,14 +31,12 @@ class UserCode:
         return cls(
             functions=_pickled(functions, cloudpickle),
             paths=[os.path.abspath(path) for path in sys.path],
-            preparations=tuple(PREPARATIONS),
         )
 
     def load(self) -> UserFunctions:
         """Return the functions. Raises `ConfigError` if they cannot be loaded in this process."""
         sys.path.extend(path for path in self.paths if path not in sys.path)
-        for name in self.preparations:
-            import_function(name)()
+        prepare()
         try:
             functions: UserFunctions = pickle.loads(self.functions)
         except (Exception, SystemExit) as error:  # unpickling imports the user's modules

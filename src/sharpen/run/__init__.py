@@ -26,7 +26,7 @@ not know of the command line, nor of servers around it.
 - `directory`: a run's folder, made or opened again
 - `lock`: one process at a time writes there
 - `same_run`: whether a run goes on with what it began with
-- `identity`: digests of datasets
+- `identity`: digests of datasets, and of parts that the user brings
 - `found`: finds runs on this disk
 - `forecast`: the plan before a run, and how right it was
 - `panel`: the first lines that are printed

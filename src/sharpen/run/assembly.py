@@ -37,7 +37,7 @@ from sharpen.run.decide import decide
 from sharpen.run.evaluation import Transcripts
 from sharpen.run.expert import ExpertRows, make_expert_rows
 from sharpen.run.forecast import before_run
-from sharpen.run.identity import rows_identity
+from sharpen.run.identity import parts_identities, rows_identity
 from sharpen.run.progress import Progress
 from sharpen.run.receiver import Inbox, open_inbox
 from sharpen.run.stall import StallWatch
@@ -114,7 +114,7 @@ def open_loop(
         site = stack.enter_context(open_site(resolved, config_path, job, data, display))
         site.display.doing(f"loading the model {job.config.model.model_path}")
         serving = None if job.workflow is None else start_serving(job)
-        place = serving if serving is not None else start_training(job.config)
+        place = serving if serving is not None else start_training(job)
         if place is not None:
             stack.callback(place.close)
             site.display.message(place.line)
@@ -183,7 +183,7 @@ def open_site(
     identities["model"] = model_identity(job.folder)
     if (teacher := config.distill.teacher_path) is not None:
         identities["teacher"] = model_identity(model_folder(teacher, setting="distill.teacher_path"))
-    identities |= source_identities(config)
+    identities |= {**source_identities(config), **parts_identities(config)}
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_run_directory(resolved, config_path, identities, data.training))
         stack.enter_context(stop_signals())
@@ -348,7 +348,7 @@ def _probe(site: Site, serving: Serving | None) -> Sequence[Experience]:
         return site.inbox.announcement.probe
     if serving is None or isinstance(site.job.recipe, RowRecipe):
         return ()
-    return probe_at_start(site.job.config, serving, site.data.training)
+    return probe_at_start(site.job, serving, site.data.training)
 
 
 def _restore(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: ExpertRows | None) -> Progress:
@@ -466,7 +466,7 @@ def _rows(site: Site, recipe: RowRecipe, serving: Serving | None, trainer: AnyTr
         recipe=recipe,
         rows=site.data.training,
         order=site.order,
-        tutor=make_tutor(recipe.config, recipe.algorithm, site.job.folder),
+        tutor=make_tutor(recipe.config.model, recipe.config.supervised, recipe.algorithm.data, site.job.folder),
         trainer=trainer,
         journal=journal,
         display=site.display,

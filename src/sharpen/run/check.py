@@ -43,7 +43,7 @@ def check_config(
     an algorithm that learns from rows. On a terminal `display` shows how far it is. The trainer is loaded beside the
     engine, as in a run, to compare its gradients."""
     config = resolved.config
-    if learns_from_rows(config):
+    if learns_from_rows(config.algorithm):
         raise ConfigError(
             f"{config.algorithm.algorithm_type!r} learns from rows, not from rollouts: there is nothing to check"
         )

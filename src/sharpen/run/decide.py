@@ -19,7 +19,9 @@ from sharpen.config.public import MONITORS, DatasetConfig, TunerModelConfig
 from sharpen.config.rows import check_path
 from sharpen.config.run import RunConfig
 from sharpen.config.sections import ClusterConfig
+from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ConfigError
+from sharpen.gateway.routes import Protocols
 from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.learning.recipe import (
     EngineChoice,
@@ -34,10 +36,19 @@ from sharpen.learning.recipe import (
 )
 from sharpen.learning.trainer.settings import check_lora, check_optimizer
 from sharpen.models.files import check_model_path, model_folder
+from sharpen.models.table import bring
 from sharpen.placement.auxiliary.settings import check_auxiliary_models, fetch_auxiliary_models
-from sharpen.placement.engine_choice import check_gpu, check_heads, check_towers, own_engine, this_machine, vllm_choice
-from sharpen.placement.engine_counts import fit_engines
-from sharpen.placement.engines import check_base
+from sharpen.placement.engine_choice import (
+    Machine,
+    check_gpu,
+    check_heads,
+    check_towers,
+    choose_engine,
+    fit_auxiliary,
+    fit_policy,
+    own_engine,
+    this_machine,
+)
 from sharpen.placement.model_formats import check_formats, formats_line
 from sharpen.placement.teacher_files import check_teacher, teacher_folder
 from sharpen.placement.trainers import check_trainer
@@ -48,7 +59,7 @@ Function = Callable[..., Any]
 
 def decide(config: RunConfig, workflow: Function | None, judge: Function | None) -> TrainingJob:
     """Return the job of a run that trains."""
-    if learns_from_rows(config):
+    if learns_from_rows(config.algorithm):
         return decide_rows(config, workflow, judge)
     return decide_rollouts(config, workflow, judge)
 
@@ -60,10 +71,10 @@ def check_before(config: RunConfig, workflow: Any = None, judge: Function | None
     problems.check(imported_line)
     problems.check(_check_functions, workflow, None)
     problems.check(_check_functions, None, judge)
-    if learns_from_rows(config):
+    if learns_from_rows(config.algorithm):
         problems.check(_check_evaluation_of_rows, config, workflow, judge, config.algorithm.algorithm_type)
     _recipe(problems, config)
-    problems.check(check_auxiliary_models, config)
+    problems.check(check_auxiliary_models, config.auxiliary_models)
     problems.check(check_model_path, config.model.model_path)
     _check_datasets(problems, config)
     problems.raise_found()
@@ -88,11 +99,11 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     folder = _model_folders(config, serves=serves)
-    check_towers(config, engine, folder)
+    _check_towers(config, engine, folder)
     notices += (formats_line(config.model, folder),) if serves else ()
-    teacher = teacher_folder(config, recipe.algorithm)
+    teacher = teacher_folder(config.distill.teacher_path, recipe.algorithm)
     if teacher is not None:
-        check_teacher(config, folder, teacher)
+        check_teacher(config.distill.teacher_path, config.model, folder, teacher)
     return Job(
         recipe=recipe,
         workflow=workflow if serves else None,
@@ -100,6 +111,7 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
         folder=folder,
         teacher=teacher,
         engine=engine,
+        adapters=_adapters(config, engine, trains=True),
         notices=notices,
     )
 
@@ -122,7 +134,15 @@ def decide_rows(config: RunConfig, workflow: Function | None, judge: Function | 
     assert isinstance(recipe, RowRecipe)
     folder = _model_folders(config, serves=workflow is not None)
     notices += (formats_line(config.model, folder),) if workflow is not None else ()
-    return Job(recipe=recipe, workflow=workflow, judge=judge, folder=folder, engine=engine, notices=notices)
+    return Job(
+        recipe=recipe,
+        workflow=workflow,
+        judge=judge,
+        folder=folder,
+        engine=engine,
+        adapters=_adapters(config, engine, trains=True),
+        notices=notices,
+    )
 
 
 def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | None) -> Job[Recipe]:
@@ -131,14 +151,21 @@ def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | N
     problems.check(imported_line)
     problems.check(_check_functions, workflow, judge)
     config, notices, engine = _fit(problems, config)
-    problems.check(check_auxiliary_models, config)
+    problems.check(check_auxiliary_models, config.auxiliary_models)
     problems.check(check_model_path, config.model.model_path)
     problems.check(check_formats, config.model)
     problems.raise_found()
     folder = _model_folders(config, serves=True)
     notices += (formats_line(config.model, folder),)
-    recipe = Recipe(config=config)
-    return Job(recipe=recipe, workflow=workflow, judge=judge, folder=folder, engine=engine, notices=notices)
+    return Job(
+        recipe=Recipe(config=config),
+        workflow=workflow,
+        judge=judge,
+        folder=folder,
+        engine=engine,
+        adapters=_adapters(config, engine, trains=False),
+        notices=notices,
+    )
 
 
 def decide_serving(config: RunConfig) -> Job[Recipe]:
@@ -150,7 +177,15 @@ def decide_serving(config: RunConfig) -> Job[Recipe]:
     problems.raise_found()
     folder = _model_folders(config, serves=True)
     notices += (formats_line(config.model, folder),)
-    return Job(recipe=Recipe(config=config), workflow=None, judge=None, folder=folder, engine=engine, notices=notices)
+    return Job(
+        recipe=Recipe(config=config),
+        workflow=None,
+        judge=None,
+        folder=folder,
+        engine=engine,
+        adapters=_adapters(config, engine, trains=False),
+        notices=notices,
+    )
 
 
 def decide_learning_server(config: RunConfig) -> Job[RolloutRecipe]:
@@ -164,9 +199,17 @@ def decide_learning_server(config: RunConfig) -> Job[RolloutRecipe]:
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     folder = _model_folders(config, serves=True)
-    check_towers(config, engine, folder)
+    _check_towers(config, engine, folder)
     notices += (formats_line(config.model, folder),)
-    return Job(recipe=recipe, workflow=None, judge=None, folder=folder, engine=engine, notices=notices)
+    return Job(
+        recipe=recipe,
+        workflow=None,
+        judge=None,
+        folder=folder,
+        engine=engine,
+        adapters=_adapters(config, engine, trains=False),
+        notices=notices,
+    )
 
 
 def _check_learns_from_use(config: RunConfig, recipe: TrainingRecipe | None) -> None:
@@ -188,6 +231,16 @@ def fit_to_machine(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     return (config, ()) if config.uses_ray else fit_engines(config, this_machine())
 
 
+def fit_engines(config: RunConfig, machine: Machine) -> tuple[RunConfig, tuple[str, ...]]:
+    """Return the configuration with the engines that fit a machine, and a line for each model whose numbers do not
+    apply."""
+    model, lines = fit_policy(config.model, config.engine, machine, deterministic=config.deterministic)
+    auxiliary, others = fit_auxiliary(config.auxiliary_models)
+    if not (lines or others):
+        return config, ()
+    return config.model_copy(update={"model": model, "auxiliary_models": auxiliary}), (*lines, *others)
+
+
 def check_engine(config: RunConfig) -> EngineChoice | None:
     """Choose the engine; None on Ray. Raises `ConfigError` if the engine or Ray is not available, as far as this can be
     checked before anything starts."""
@@ -195,10 +248,15 @@ def check_engine(config: RunConfig) -> EngineChoice | None:
         raise ConfigError(f"engine.device is {device}, but Ray assigns the GPUs: set it to cuda")
     check_place(config)
     if config.uses_ray:
-        own_engine(config)
+        own_engine(config.engine, deterministic=config.deterministic)
         return None
     check_gpu(config.engine.device)
-    return vllm_choice(config, this_machine())
+    return choose_engine(
+        config.engine,
+        this_machine(),
+        deterministic=config.deterministic,
+        width=config.model.tensor_parallel_size,
+    )
 
 
 def check_place(config: RunConfig) -> None:
@@ -221,13 +279,58 @@ def check_place(config: RunConfig) -> None:
         raise ConfigError("the settings of cluster have no effect with execution: local: set it to ray, or remove them")
 
 
+def check_base(config: RunConfig, engine: EngineChoice | None, *, serves: bool) -> None:
+    """Raise `ConfigError` if the frozen weights cannot be shared as `trainer.lora.base` says. `serves`: the run has an
+    engine, `engine` if it is known."""
+    lora = config.trainer.lora
+    if lora is None or lora.base == "own":
+        return
+    apart = config.uses_ray or config.mode != "both" or (engine is not None and engine.type != "embedded")
+    if config.trainer.has_ranks or (serves and apart):
+        raise ConfigError(
+            f"trainer.lora.base is {lora.base!r}, for which trainer and embedded engine must be in one "
+            "process: leave execution and mode out, set engine.type to embedded and trainer.num_processes to 1 "
+            "without trainer.cpu_offload, or base to own"
+        )
+    if serves and config.engine.dtype != config.trainer.dtype:
+        raise ConfigError(
+            f"trainer.lora.base is {lora.base!r}, one copy of the frozen weights for trainer and "
+            f"engine, but trainer.dtype is {config.trainer.dtype} and engine.dtype {config.engine.dtype}: set them to "
+            "the same"
+        )
+
+
+def _adapters(config: RunConfig, engine: EngineChoice | None, *, trains: bool) -> LoraConfig | None:
+    """Return the LoRA settings if the engine serves the adapters beside the model's own weights: the embedded one where
+    it shares these with a trainer; vLLM where it supports their rank and the trainer is in this process."""
+    lora = config.trainer.lora
+    if lora is None or engine is None:
+        return None
+    if engine.type == "embedded":
+        return lora if trains and lora.base != "own" else None
+    if engine.type != "vllm" or config.trainer.has_ranks or config.uses_ray or config.mode != "both":
+        return None
+    from sharpen.engine.vllm.adapters import RANKS
+
+    return lora if lora.rank <= max(RANKS) else None
+
+
+def _check_towers(config: RunConfig, engine: EngineChoice | None, folder: Path) -> None:
+    """See `check_towers`; without a choice of the engine (on Ray, in a trainer alone) the setting is taken."""
+    if config.trainer.train_towers:
+        check_towers(config.engine.type if engine is None else engine.type, folder)
+
+
 def _fit(problems: Problems, config: RunConfig) -> tuple[RunConfig, tuple[str, ...], EngineChoice | None]:
     """Return the configuration fitted to this machine, notices about the changes, and the engine."""
+    problems.check(bring, *config.families)
+    problems.check(Protocols, config.gateway.protocols)
     config, notices = fit_to_machine(config)
     return config, notices, problems.check(check_engine, config)
 
 
 def _recipe(problems: Problems, config: RunConfig) -> TrainingRecipe | None:
+    problems.check(bring, *config.families)
     recipe: TrainingRecipe | None = problems.check(recipe_of, config)
     if recipe is not None:
         problems.check(check_settings, recipe)
@@ -279,7 +382,7 @@ def _check_evaluation_of_rows(
 
 def _model_folders(config: RunConfig, *, serves: bool) -> Path:
     """Return the model's folder, after downloading the files of all models. Raises `ModelError`."""
-    fetch_auxiliary_models(config)
+    fetch_auxiliary_models(config.auxiliary_models)
     folder = model_folder(config.model.model_path)
     if serves:
         check_heads(config.model, folder)
@@ -289,13 +392,14 @@ def _model_folders(config: RunConfig, *, serves: bool) -> Path:
 def _check_machine(problems: Problems, config: RunConfig, *, serves: bool, has_tasks: bool = True) -> None:
     """Check what else the run needs on this machine, as far as possible without the network."""
     problems.check(check_place, config)
-    problems.check(check_auxiliary_models, config)
+    problems.check(check_auxiliary_models, config.auxiliary_models)
     problems.check(monitor_of, config.monitor_type, config.monitor_rollouts)
     problems.check(Pipeline.of, config.sampling.task_operators, ON_TASKS)
     problems.check(Pipeline.of, config.sampling.operators, ON_ROLLOUTS)
     problems.check(check_lora, config.trainer)
     problems.check(check_optimizer, config.trainer)
-    problems.check(check_trainer, config)
+    if not config.uses_ray:  # else checked later, against the cluster's GPUs
+        problems.check(check_trainer, config.trainer, config.engine.device)
     problems.check(check_model_path, config.model.model_path)
     problems.check(check_formats, config.model)
     if has_tasks:

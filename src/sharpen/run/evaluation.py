@@ -30,13 +30,12 @@ from sharpen.files import check_writable, write_whole
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.records import EVALUATIONS
 from sharpen.learning.supervised.held_out import HeldOut
-from sharpen.placement.attempts import attempt_runner
-from sharpen.placement.auxiliary.models import AuxiliaryModels
+from sharpen.placement.auxiliary.models import AuxiliaryModels, loading
 from sharpen.placement.auxiliary.remote import RemoteModel
 from sharpen.placement.auxiliary.settings import check_auxiliary_models
 from sharpen.placement.local import start_serving
 from sharpen.placement.serving import ServingThread
-from sharpen.placement.sessions import opener, own_arguments
+from sharpen.placement.sessions import attempt_runner, opener, own_arguments
 from sharpen.run.decide import decide_evaluation, fit_to_machine
 from sharpen.run.progress import Measurement
 from sharpen.show.monitor.display import Display
@@ -282,7 +281,7 @@ def evaluate(
     job = None if endpoint is not None else decide_evaluation(config, workflow, judge)
     if job is None:
         config, notices = fit_to_machine(config)
-        check_auxiliary_models(config)
+        check_auxiliary_models(config.auxiliary_models)
     else:
         config, notices = job.config, job.notices
     tasks = load_tasks(config.eval_dataset or config.train_dataset)[: config.evaluation.max_tasks]
@@ -334,13 +333,18 @@ def _endpoint_runner(
         workflow,
         judge,
         config.workflow_args,
-        own_arguments=own_arguments(config),
+        own_arguments=own_arguments(config.evaluation),
         model_exceptions=config.rollout.model_exceptions,
     )
     stack.enter_context(silent_agents())
     thread = ServingThread()
     stack.callback(thread.close)
-    auxiliary = AuxiliaryModels(config, thread)
+    auxiliary = AuxiliaryModels(
+        config.auxiliary_models,
+        thread,
+        loading(config.engine, deterministic=config.deterministic),
+        listen=config.gateway,
+    )
     stack.callback(auxiliary.close)
     policy = RemoteModel(
         name="policy",

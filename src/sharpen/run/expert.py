@@ -93,7 +93,7 @@ def make_expert_rows(config: RunConfig, algorithm: Algorithm, rows: Sequence[Tas
     return ExpertRows(
         rows=rows,
         order=TaskOrder(len(rows), config.seed, _batch_size(config)),
-        tutor=make_tutor(config, SFT, folder),
+        tutor=make_tutor(config.model, config.supervised, SFT.data, folder),
         weighing=replace(SFT, aggregation=str(algorithm.aggregation), constant_length=algorithm.constant_length),
     )
 

@@ -83,7 +83,7 @@ def explore(
         serving = start_serving(job)
         stack.callback(serving.close)
         display.message(serving.line)
-        probe = probe_at_start(config, serving, data.training)
+        probe = probe_at_start(job, serving, data.training)
         announcement = Announcement.of(config, total_steps=total, model=identities["model"], probe=probe)
         check_others(store, config, identities["model"], "explorer")  # who has begun at the same time
         batches = Batches(store)

@@ -1,7 +1,8 @@
-"""Identities of datasets: digests of their content, by which a continued run recognizes them at any path, as it does
-models (`models.identity`).
+"""Identities of datasets and of parts that the user brings: digests of their content, by which a continued run
+recognizes them at any path, as it does models (`models.identity`).
 
-In: rows. Out: `{"rows": 40, "digest": "..."}`. To stay cheap it covers up to 1,000 evenly spaced rows.
+In: rows; the names of parts. Out: `{"rows": 40, "digest": "..."}`, which to stay cheap covers up to 1,000 evenly spaced
+rows; `{"bytes": 1234, "digest": "..."}` of a part's file.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.agent.tasks.images import is_image
+from sharpen.config.doors import source_identity
+from sharpen.config.run import RunConfig
+from sharpen.gateway.formats.table import AUTO, REASONING_FORMATS, REASONING_NAMES, TOOL_FORMATS, TOOL_NAMES
 from sharpen.learning.experience.reading import read_task_rows, read_taught
 from sharpen.learning.experience.records import row_text
 from sharpen.models.identity import Identity
@@ -32,6 +36,38 @@ def rows_identity(rows: Sequence[Task]) -> Identity:
         row = rows[index * (len(rows) - 1) // max(count - 1, 1)].row
         digest.update(json.dumps(row, default=_stand_in, sort_keys=True).encode())
     return {"rows": len(rows), "digest": digest.hexdigest()}
+
+
+def parts_identities(config: RunConfig) -> dict[str, Identity]:
+    """Return the identity of the formats, protocols and families that the user brings, each by its setting. (The
+    certificate has those of an algorithm's parts: `evidence.certificate.sources`.)"""
+    brought: dict[str, tuple[str, Sequence[str]]] = {
+        "families": ("families", config.families),
+        "gateway.protocols": ("protocols", config.gateway.protocols),
+    }
+    models = {
+        "model": config.model,
+        **{f"auxiliary_models.{name}": one for name, one in config.auxiliary_models.items()},
+    }
+    for section, model in models.items():
+        for setting, kind, ours in (
+            ("tool_call_parser", "tool_formats", {*TOOL_FORMATS, *TOOL_NAMES, AUTO, None}),
+            ("reasoning_parser", "reasoning_formats", {*REASONING_FORMATS, *REASONING_NAMES, AUTO, None}),
+        ):
+            if (name := getattr(model, setting)) not in ours:
+                brought[f"{section}.{setting}"] = kind, (name,)
+    return {
+        setting: _together([source_identity(kind, name) for name in names])
+        for setting, (kind, names) in brought.items()
+        if names
+    }
+
+
+def _together(identities: Sequence[Identity]) -> Identity:
+    if len(identities) == 1:
+        return identities[0]
+    digest = hashlib.blake2b("".join(str(one["digest"]) for one in identities).encode(), digest_size=8)
+    return {"bytes": sum(int(one["bytes"]) for one in identities), "digest": digest.hexdigest()}
 
 
 def used_rows_unchanged(journal: Path, rows: Sequence[Task]) -> bool:

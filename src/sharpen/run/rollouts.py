@@ -18,6 +18,7 @@ import numpy as np
 from sharpen.agent.rollout.refill import StepRollouts, num_sampled_tokens
 from sharpen.agent.rollout.statistics import USER_PREFIXES, check_excluded, summarize
 from sharpen.agent.transcript import best_and_worst, rows_of
+from sharpen.config.run import RunConfig
 from sharpen.evidence.certificate.audit import audit
 from sharpen.evidence.certificate.delivery import delivery
 from sharpen.evidence.certificate.draws import Draws, sums_of
@@ -29,7 +30,7 @@ from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.records import Delivery, TaughtRow
 from sharpen.learning.experience.replay import Replay, ReplayGroup, mixed, probe
 from sharpen.learning.recipe import RolloutRecipe
-from sharpen.learning.schedule import staleness_settings
+from sharpen.learning.schedule import Schedule
 from sharpen.learning.trainer.measured import StepMetrics
 from sharpen.placement.place import Serving
 from sharpen.placement.trainers import AnyTrainer
@@ -298,3 +299,18 @@ def _batch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
     return {
         f"batch/{name}": sum(values) / (len(values) if name.endswith(means) else 1) for name, values in found.items()
     }
+
+
+def staleness_settings(config: RunConfig, schedule: Schedule) -> str:
+    """Return the settings in effect, with their values, that make trained weights differ from those that sampled."""
+    sync, trainer = config.sync, config.trainer
+    ways = [
+        ("sync.max_staleness", schedule.max_staleness, schedule.overlaps and sync.style != "fixed"),
+        ("sync.interval", sync.interval, sync.interval > 1),
+        ("sync.offset", sync.offset, sync.offset > 0),
+        ("sampling.replay_share", config.sampling.replay_share, config.sampling.replay_share > 0.0),
+        ("trainer.epochs", trainer.epochs, trainer.epochs > 1),
+        ("trainer.num_minibatches", trainer.num_minibatches, trainer.num_minibatches > 1),
+        ("algorithm.learning_rate", config.algorithm.learning_rate, True),
+    ]
+    return " or ".join(f"{name} ({value:g})" for name, value, in_force in ways if in_force)

@@ -34,10 +34,9 @@ _IDENTITY_OF = {
     "eval_dataset.path": "held_out",
     "expert.dataset.path": "expert",
     "distill.teacher_path": "teacher",
-    **{name: name for name in ("algorithm.algorithm_type", "loss.advantage", "loss.policy_loss", "loss.kl")},
-    "loss.aggregation": "loss.aggregation",
 }
-"""Settings that are compared by the identity of their files, where that was recorded, and not by their value."""
+"""Settings that are compared by the identity of their files, where that was recorded, and not by their value. A part
+that the user brings has its identity under the setting's own name."""
 _BY_LAST_NAME = ("path", "model_path", "teacher_path", "workflow", "judge")
 """Settings that name a file or folder. Without an identity only the last part of the path is compared."""
 
@@ -187,11 +186,11 @@ def _moved(change: Change, before: RunRecord, now: RunRecord) -> bool:
     the same last part of the path."""
     if change.setting in ("workflow", "judge") and None in (change.before, change.now):
         return True  # a function passed in Python has no name in the settings
-    if not isinstance(change.before, str) or not isinstance(change.now, str):
-        return False
-    known = _IDENTITY_OF.get(change.setting, "")
+    known = _IDENTITY_OF.get(change.setting, change.setting)
     if known in before.identities and known in now.identities:
         return before.identities[known] == now.identities[known]
+    if not isinstance(change.before, str) or not isinstance(change.now, str):
+        return False
     by_name = change.setting.rpartition(".")[2] in _BY_LAST_NAME
     return by_name and Path(change.before).name == Path(change.now).name
 

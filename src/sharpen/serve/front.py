@@ -156,11 +156,11 @@ class Front:
             return await self._call(raw, self._entrance.enter(raw))
         except ApiError as error:
             self._count(raw, error.status)
-            return error_reply(error, raw.path)
+            return self._gateway.protocols.refusal(error, raw.path)
         except EngineLostError as error:
             self.lost.set()
             self._count(raw, 500)
-            return error_reply(ApiError(f"{error}", status=500, kind="server_error"), raw.path)
+            return self._gateway.protocols.refusal(ApiError(f"{error}", status=500, kind="server_error"), raw.path)
 
     async def _call(self, raw: RawRequest, session: Session) -> Reply:
         began, self.requests.running = time.monotonic(), self.requests.running + 1

@@ -94,7 +94,7 @@ def serve_and_learn(
         ):
             say(line)
         model = stack.enter_context(loaded(job, options.name, say))
-        probe = probe_at_start(config, _Probing(model), [_TASK])
+        probe = probe_at_start(job, _Probing(model), [_TASK])
         announcement = Announcement.of(config, total_steps=total, model=identity["model"], probe=probe)
         check_others(store, config, identity["model"], "server")  # who has begun at the same time
         Batches(store).put(0, announcement.to_bytes())

@@ -68,13 +68,23 @@ def loaded(job: Job[Any], name: str, say: Callable[[str], None]) -> Iterator[Loa
     quiet_transformers()
     assert job.engine is not None
     say(job.engine.line)
+    config = job.config
     with contextlib.ExitStack() as stack:
         thread = ServingThread()
         stack.callback(thread.close)
-        tokenizer, engine = load_policy(job.config, job.folder, thread, type=job.engine.type, alone=True)
+        tokenizer, engine = load_policy(
+            config.model,
+            config.engine,
+            job.folder,
+            thread,
+            type=job.engine.type,
+            deterministic=config.deterministic,
+            alone=True,
+            adapters=job.adapters,
+        )
         stack.callback(lambda: thread.call(engine.close(), timeout_s=30))
-        model = job.config.model.model_copy(update={"model_path": name})
-        gateway = make_gateway(model, engine, tokenizer, thread.loop, listen=job.config.gateway)
+        model = config.model.model_copy(update={"model_path": name})
+        gateway = make_gateway(model, engine, tokenizer, thread.loop, listen=config.gateway)
         stack.callback(lambda: thread.call(gateway.close(), timeout_s=10))
         yield Loaded(folder=job.folder, thread=thread, engine=engine, gateway=gateway)
 

@@ -5,6 +5,8 @@ is a plain function, for any test framework, and is loaded on first use (docs/us
 
 - `algorithms`: advantages, losses, KL terms, aggregations, whole algorithms
 - `engines`: engines, against plain forward passes
+- `protocols`: client protocols, by requests and answers
+- `families`: families of models, by one of their checkpoints
 - `formats`: formats of tool calls and of reasoning
 - `datasets`: sources of rows
 - `monitors`: monitors
@@ -21,9 +23,11 @@ _HOMES = {
     "check_algorithm": "sharpen.testing.algorithms",
     "check_dataset": "sharpen.testing.datasets",
     "check_engine": "sharpen.testing.engines",
+    "check_family": "sharpen.testing.families",
     "check_kl": "sharpen.testing.algorithms",
     "check_monitor": "sharpen.testing.monitors",
     "check_policy_loss": "sharpen.testing.algorithms",
+    "check_protocol": "sharpen.testing.protocols",
     "check_reasoning_format": "sharpen.testing.formats",
     "check_tool_format": "sharpen.testing.formats",
 }
@@ -38,9 +42,11 @@ if TYPE_CHECKING:
     from sharpen.testing.algorithms import check_policy_loss as check_policy_loss
     from sharpen.testing.datasets import check_dataset as check_dataset
     from sharpen.testing.engines import check_engine as check_engine
+    from sharpen.testing.families import check_family as check_family
     from sharpen.testing.formats import check_reasoning_format as check_reasoning_format
     from sharpen.testing.formats import check_tool_format as check_tool_format
     from sharpen.testing.monitors import check_monitor as check_monitor
+    from sharpen.testing.protocols import check_protocol as check_protocol
 
 
 def __getattr__(name: str) -> Any:

@@ -15,9 +15,9 @@ from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOu
 from sharpen.evidence.certificate.certify import read_resolved
 from sharpen.evidence.certificate.lineage import read_lineage
 from sharpen.evidence.certificate.plain.retrain import Retrained, retrain
-from sharpen.learning.algorithm.resolve import algorithm_of
 from sharpen.learning.experience.draw import draw_batches
 from sharpen.learning.experience.reading import read_groups_at
+from sharpen.learning.recipe import algorithm_of
 from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.learning.trainer.trainer import Trainer
 from sharpen.learning.trainer.work import Minibatch

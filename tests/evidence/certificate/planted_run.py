@@ -14,9 +14,9 @@ from sharpen.config.load import ResolvedConfig, resolve, write_resolved
 from sharpen.evidence.certificate.audit import audit
 from sharpen.evidence.certificate.delivery import delivery
 from sharpen.evidence.certificate.rules import Rules
-from sharpen.learning.algorithm.resolve import algorithm_of
 from sharpen.learning.experience.draw import Batch, draw_batches
 from sharpen.learning.experience.journal import Journal
+from sharpen.learning.recipe import algorithm_of
 from sharpen.types import Call, Check, Group, Outcome, Rollout
 
 VERSION = 0

@@ -17,9 +17,9 @@ from sharpen.evidence.certificate.formulas import FORMULAS
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.learning.algorithm.advantages import ADVANTAGES
 from sharpen.learning.algorithm.presets import PRESETS, Algorithm
-from sharpen.learning.algorithm.resolve import algorithm_of
 from sharpen.learning.algorithm.shaping import Shaping
 from sharpen.learning.experience.draw import draw_batches
+from sharpen.learning.recipe import algorithm_of
 from sharpen.types import CallStatus, Group, Sampling
 
 

@@ -25,7 +25,7 @@ from sharpen.evidence.certificate.plain.optimizers import Rates, State, adamw, m
 from sharpen.evidence.certificate.plain.retrain import retrain, why_not
 from sharpen.evidence.certificate.rules import PRESETS
 from sharpen.learning.algorithm.losses import POLICY_LOSSES
-from sharpen.learning.algorithm.resolve import algorithm_of
+from sharpen.learning.recipe import algorithm_of
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,6 @@ SINGLE: Kind = ("grpo", {"trainer.optimizer": "adamw_8bit"})
 PAGED: Kind = ("grpo", {"trainer.optimizer": "paged_adamw_8bit", "trainer.dtype": "bfloat16"})
 SEVERAL: Kind = ("grpo", {"trainer.optimizer": "adamw_8bit", "trainer.num_minibatches": 2, "trainer.epochs": 2})
 CRITIC: Kind = ("ppo", {"trainer.optimizer": "adamw_8bit"})
-STEPS = 20
 _LAYER = "model.layers.1.mlp.up_proj.weight"
 
 
@@ -108,10 +107,8 @@ FAULTS: dict[str, tuple[Kind, Fault]] = {
     "in 8 bits, the first moment is not kept": (SINGLE, states(first_moment_of_zeros)),
     "in 8 bits, the second moment has the values of the first": (SINGLE, states(second_moment_as_signed)),
     "in 8 and 16 bits, a block's gradient is negated": (PAGED, gradients_of(lambda g: -g, "layers.0.mlp")),
-    "in 8 and 16 bits, a tenth of the learning rate": (PAGED, a_tenth_of_the_rate),
     "in 8 and 16 bits, the moments are lost": (PAGED, no_moments),
     "in 8 bits, betas are swapped in several updates": (SEVERAL, groups(betas=(0.999, 0.9))),
-    "in 8 bits, a tenth of the learning rate in several updates": (SEVERAL, a_tenth_of_the_rate),
     "in 8 bits, the moments are lost before several updates": (SEVERAL, no_moments),
     "in 8 bits, the critic learns a tenth": (CRITIC, critic_slow),
 }
@@ -153,12 +150,13 @@ def test_a_fault_is_found(name, run_of, tmp_path):
     assert found.problems, found.repeated
 
 
+@pytest.mark.parametrize("steps", [4, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [SINGLE, SEVERAL], ids=["one update", "several"])
-def test_twenty_honest_steps_raise_no_alarm(kind, tmp_path, write_toy_model, toy_dataset):
+def test_honest_steps_raise_no_alarm(kind, steps, tmp_path, write_toy_model, toy_dataset):
     model = write_toy_model(tmp_path / "model", hidden=64)
-    found = retrain(make_run(tmp_path, model, toy_dataset, kind[0], steps=STEPS, rate=1e-3, **kind[1]))
+    found = retrain(make_run(tmp_path, model, toy_dataset, kind[0], steps=steps, rate=1e-3, **kind[1]))
     assert not found.problems
-    assert len(found.repeated) == STEPS
+    assert len(found.repeated) == steps
     print(f"{kind}: the furthest tensor at {max(one.share for one in found.repeated):.0%} of its bound")
 
 

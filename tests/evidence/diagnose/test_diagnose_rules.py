@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sharpen.evidence.diagnose.data import RolloutRunData, digest, is_scale_free, repeated_share
 from sharpen.evidence.diagnose.diagnosis import RULES, diagnose, scale_free
 from sharpen.evidence.diagnose.series import StepRow, trend
-from sharpen.learning.algorithm.resolve import algorithm_of
+from sharpen.learning.recipe import algorithm_of
 from sharpen.types import Call, CallStatus, Outcome, Rollout, Sampling
 
 FLAT = (0.0,) * SIZE

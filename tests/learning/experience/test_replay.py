@@ -68,10 +68,15 @@ def config(**settings: Any) -> RunConfig:
     return RunConfig.model_validate(tree)
 
 
+def settings_of(config: RunConfig, algorithm: Algorithm, ahead: int = 0) -> ReplaySettings | None:
+    updates = config.trainer.updates
+    return replay_settings(config.sampling, config.algorithm, algorithm, seed=0, updates=updates, ahead=ahead)
+
+
 def configured(ahead: int = 0, **settings: Any) -> ReplaySettings | None:
     resolved = config(**settings)
     algorithm = resolve(resolved.algorithm.algorithm_type, resolved.loss, 8, max_tokens=8, sampling=resolved.sampling)
-    return replay_settings(resolved, algorithm, ahead=ahead)
+    return settings_of(resolved, algorithm, ahead)
 
 
 def test_priorities_by_hand() -> None:
@@ -237,7 +242,7 @@ def test_rollouts_that_run_ahead_make_groups_older_before_they_can_train_again()
 
 def test_distillation_is_refused_since_it_learns_from_what_the_policy_says_now() -> None:
     with pytest.raises(ConfigError, match="'jsd', where a teacher"):
-        replay_settings(config(algorithm__algorithm_type="jsd"), PRESETS["jsd"], ahead=0)
+        settings_of(config(algorithm__algorithm_type="jsd"), PRESETS["jsd"])
 
 
 @pytest.mark.parametrize("name", ["opmd", "asymre", "topr", "rec", "raft", "sppo", "gspo", "dapo", "icepop", "rloo"])

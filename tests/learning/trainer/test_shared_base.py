@@ -21,8 +21,8 @@ from sharpen.learning.recipe import EngineChoice
 from sharpen.learning.trainer.checkpoint import pointed
 from sharpen.learning.trainer.lora import AdaptedModel
 from sharpen.models.nf4 import NF4Linear
-from sharpen.placement.engines import check_base
 from sharpen.placement.trainers import publish_unmerged_adapters
+from sharpen.run.decide import check_base
 from sharpen.types import Sampling
 
 BASES = ("shared", "nf4")

@@ -14,29 +14,18 @@ from typing import Any
 import pytest
 import torch
 from tiny import SETTINGS, make_checkpoint, make_config, tensors_of
-from toy_engines import prompt_of, request, run_all, scored
-from trainer_toys import hf_logprobs, make_experiences
 from transformers import AutoConfig
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.config.trainer import LoraConfig
-from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.evidence.certificate.certify import certify
-from sharpen.learning.trainer.lora import AdaptedModel
-from sharpen.learning.trainer.model import TrainedModel, read_module
-from sharpen.learning.trainer.packing import pack
-from sharpen.models.adapters import adapter_shapes, check_adapters
-from sharpen.models.modules import class_for, skeleton, text_parameters
-from sharpen.models.pieces import Piece
+from sharpen.models.modules import class_for, text_parameters
 from sharpen.models.stand_ins import with_stand_ins
-from sharpen.models.table import FAMILIES, missing_of, needs_of
+from sharpen.models.table import FAMILIES, family_of, missing_of
+from sharpen.testing import check_family
 
-CPU = torch.device("cpu")
 TYPES = [kind for family in FAMILIES for kind in family.types if kind in SETTINGS]
 SERVED = [kind for kind in TYPES if not missing_of(make_config(kind), "engine")]
 TRAINED = [kind for kind in SERVED if not missing_of(make_config(kind), "trainer")]
-ALONE = [kind for kind in TRAINED if Piece.EXPERTS not in needs_of(make_config(kind))]
-"""Those whose logprobs depend on nothing but ids: experts need the recorded routing, which only a run has."""
 pytestmark = pytest.mark.models
 
 
@@ -62,44 +51,8 @@ def plain(folder: Path, kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_the_engine_samples_what_transformers_computes(folder_of, kind):
-    engine = EmbeddedEngine.from_pretrained(str(folder_of(kind)), max_model_len=128)
-    prompts = [prompt_of(length, length) for length in (5, 30)]
-    for prompt, generation in zip(prompts, run_all(engine, [request(p) for p in prompts]), strict=True):
-        expected = scored(plain(folder_of(kind), kind), prompt, generation)
-        torch.testing.assert_close(torch.tensor(generation.logprobs), expected, atol=2e-4, rtol=0)
-
-
-@pytest.mark.parametrize("kind", ALONE)
-def test_a_packed_tree_has_the_loss_and_gradients_of_separate_sequences(folder_of, kind):
-    experiences = make_experiences(num_groups=2)
-    (packed,) = pack(experiences, 10_000, min_shared_tokens=1)
-    policy = TrainedModel.load(folder_of(kind), dtype="float32", device=CPU)
-    scores = policy.score(packed)
-    (scores.logprobs_E.sum() / 100).backward()
-    model = plain(folder_of(kind), kind)
-    total = torch.stack([hf_logprobs(model, experience).sum() for experience in experiences]).sum()
-    (total / 100).backward()
-    torch.testing.assert_close(scores.logprobs_E.sum(), total, atol=1e-2, rtol=1e-5)
-    expected = {name: parameter.grad for name, parameter in text_parameters(model) if parameter.grad is not None}
-    for name, parameter in policy.parameters():
-        if name in expected:
-            scale = float(expected[name].abs().max())
-            torch.testing.assert_close(parameter.grad, expected[name], atol=2e-3 * scale + 1e-5, rtol=0)
-    assert len(expected) > 5
-
-
-@pytest.mark.parametrize("kind", TRAINED)
-def test_adapters_have_no_effect_at_first_and_are_those_that_an_engine_expects(folder_of, kind):
-    """The table says of each that it has LoRA."""
-    (packed,) = pack(make_experiences(num_groups=1), 10_000, min_shared_tokens=1)
-    lora = LoraConfig(rank=2, alpha=4)
-    with torch.no_grad():
-        before = TrainedModel.load(folder_of(kind), dtype="float32", device=CPU).score(packed).logprobs_E
-        policy = AdaptedModel(read_module(folder_of(kind), CPU), lora=lora, compute_dtype=torch.float32)
-        torch.testing.assert_close(policy.score(packed).logprobs_E, before)
-    policy.alone = True
-    check_adapters(adapter_shapes(skeleton(make_config(kind)), lora), policy.state_tensors())
+def test_engine_trainer_and_adapters_compute_what_transformers_does(folder_of, kind):
+    check_family(family_of(make_config(kind)), folder_of(kind))
 
 
 async def prefers_vowels(task: dict[str, Any], model: Any) -> WorkflowOutput:

@@ -158,7 +158,7 @@ def test_what_is_taught_are_the_ids_that_were_recorded(recording, tmp_path, toy_
     assert main(["export", str(recording), "--for", "sft", "--to", str(rows), "--min-reward", "1"]) == DONE
     settings = {"model.model_path": str(toy_model_dir), "model.max_model_len": 200, "train_dataset.path": str(rows)}
     config = resolve(None, {**settings, "algorithm.algorithm_type": "sft"}).config
-    tutor = make_tutor(config, SUPERVISED["sft"], toy_model_dir)
+    tutor = make_tutor(config.model, config.supervised, SUPERVISED["sft"].data, toy_model_dir)
     recorded = [one.rollouts[0].calls for one in read_groups(recording / "run.db")]
     lines = rows.read_text().splitlines()
     assert len(lines) == 2

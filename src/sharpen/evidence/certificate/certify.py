@@ -42,6 +42,7 @@ from sharpen.evidence.certificate.verdict import judge_again
 from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.learning.experience.reading import read_checks, read_groups_at, read_parity
 from sharpen.learning.schedule import Schedule
+from sharpen.models.table import bring
 from sharpen.types import Call, Experience, Rollout
 
 if TYPE_CHECKING:
@@ -58,13 +59,19 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
             raise ConfigError(f"{run_dir} is not a run directory: it has no {name}")
     config = read_resolved(run_dir / "resolved.json")
     check_sources(config, _recorded_sources(run_dir / "resolved.json"))
-    saved = read_saved_weights(run_dir, every=logprobs)
-    if learns_from_rows(config):
+    without = "" if logprobs else "as requested"
+    if logprobs:
+        try:
+            bring(*config.families)
+        except ConfigError as error:
+            without = f"since their model's family is not known: {error}"
+    saved = read_saved_weights(run_dir, every=not without)
+    if learns_from_rows(config.algorithm):
         from sharpen.evidence.certificate.rows import recompute
 
-        found = recompute(run_dir, config, saved, losses=logprobs)
+        found = recompute(run_dir, config, saved, losses=not without)
     else:
-        found = _recompute(run_dir, config, saved, logprobs=logprobs)
+        found = _recompute(run_dir, config, saved, without=without)
     found = replace(
         found,
         problems=(*found.problems, *saved.problems),
@@ -94,15 +101,15 @@ def with_verdict(certificate: Certificate, run_dir: Path, config: RunConfig) -> 
     )
 
 
-def _recompute(run_dir: Path, config: RunConfig, saved: SavedWeights, *, logprobs: bool) -> Certificate:
-    """Recompute the certificate of a run with rollouts."""
+def _recompute(run_dir: Path, config: RunConfig, saved: SavedWeights, *, without: str) -> Certificate:
+    """Recompute the certificate of a run with rollouts. `without` says why no model is loaded, if none is."""
     settings, lineage = Settings.of(run_dir, config), read_lineage(run_dir)
     recomputed = recompute_steps(run_dir, lineage, settings.rules, settings.replay_staleness)
     recorded = recorded_certificate(run_dir, lineage)
     problems, missing = recomputed.problems, [*recomputed.not_compared, *_not_recomputed(Rules.of(config))]
-    gaps = _recomputed_gaps(run_dir, config, saved, lineage, settings, problems, missing) if logprobs else None
-    if not logprobs:
-        missing.append("the logprobs, as requested; the certificate keeps the run's own comparison")
+    gaps = _recomputed_gaps(run_dir, config, saved, lineage, settings, problems, missing) if not without else None
+    if without:
+        missing.append(f"the logprobs, {without}; the certificate keeps the run's own comparison")
     by_step = dict(recomputed.checks)
     for step, checks in read_checks(run_dir / "run.db").items():
         if step in by_step:
@@ -144,7 +151,8 @@ class Settings:
         """Return how many policy versions a replayed group may be behind in a step."""
         config = self.config(step)
         updates = config.trainer.num_minibatches * config.trainer.epochs
-        return config.sampling.max_staleness or 4 * updates + Schedule.of(config).max_staleness
+        schedule = Schedule.of(config.sync, mode=config.mode, updates=updates)
+        return config.sampling.max_staleness or 4 * updates + schedule.max_staleness
 
 
 def _not_recomputed(rules: Rules) -> tuple[str, ...]:

@@ -199,7 +199,7 @@ def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, 
     """Say what keeps a probe from being made, as far as it is known before anything is loaded; empty if nothing does.
     For `free` see `probe_gradients`."""
     reasons = [*without_gradient(config)]
-    if not learns_from_rows(config):
+    if not learns_from_rows(config.algorithm):
         reasons += without_formula(config)
         if config.expert.dataset is not None:
             reasons.append("an expert's rows train beside the rollouts")
@@ -232,7 +232,7 @@ class _Plain:
         self._config, self._folder, self._before = config, folder, reference
         lora = config.trainer.lora
         self._scale = None if lora is None else lora.alpha / lora.rank
-        self._rows = learns_from_rows(config)
+        self._rows = learns_from_rows(config.algorithm)
         self._kind: Kind = "rollouts" if not self._rows else "rows" if row_loss(config)[1] is None else "pairs"
         self._rounded: PlainModel | None = self._load(exact=False)
         named = dict(self._rounded.module.named_parameters())

@@ -67,7 +67,7 @@ def recompute(run_dir: Path, config: RunConfig, saved: SavedWeights, *, losses: 
         found.missing.append(f"the rows, and everything made from them: {error}")
     else:
         quiet_transformers()
-        tutor = make_tutor(config, algorithm, folder)
+        tutor = make_tutor(config.model, config.supervised, algorithm.data, folder)
         _rows(run_dir, config, algorithm, data, tutor, steps, found)
         if losses:
             gaps = _losses(run_dir, config, saved, algorithm, data, tutor, found)
@@ -92,7 +92,7 @@ def read_lessons(run_dir: Path, config: RunConfig) -> tuple[dict[int, list[Lesso
     found = _Found()
     try:
         data = read_data(config, algorithm, config.workflow is not None)
-        tutor = make_tutor(config, algorithm, _folder(run_dir, config))
+        tutor = make_tutor(config.model, config.supervised, algorithm.data, _folder(run_dir, config))
     except (DatasetError, ModelError) as error:
         return {}, [str(error)]
     steps = {record.step: record for record in read_lineage(run_dir).steps}
@@ -107,7 +107,7 @@ def read_expert_lessons(run_dir: Path, config: RunConfig) -> tuple[dict[int, lis
     algorithm = SUPERVISED["sft"]
     try:
         rows = load_rows(config.expert.dataset, algorithm.data, config.supervised)
-        tutor = make_tutor(config, algorithm, _folder(run_dir, config))
+        tutor = make_tutor(config.model, config.supervised, algorithm.data, _folder(run_dir, config))
     except (DatasetError, ModelError) as error:
         return {}, str(error)
     order = TaskOrder(len(rows), config.seed, config.expert.batch_size or config.algorithm.batch_size)

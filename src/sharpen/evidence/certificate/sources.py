@@ -30,7 +30,7 @@ _UNKNOWN = {
 def parts_brought(config: RunConfig) -> dict[str, str]:
     """Return the names of the parts that the user brings by their settings (`loss.advantage`), and of the algorithm if
     it is the user's."""
-    if learns_from_rows(config):
+    if learns_from_rows(config.algorithm):
         return {}
     loss, rules = LossRules.of(config), Rules.of(config)
     theirs = {} if config.algorithm.algorithm_type in PRESETS else {_ALGORITHM: config.algorithm.algorithm_type}

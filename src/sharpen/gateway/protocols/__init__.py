@@ -1,5 +1,6 @@
 """The vendors' APIs: what their requests mean, and how their answers are written.
 
+- `protocol`: what a protocol is, ours or somebody's own
 - `chat`: OpenAI's Chat Completions, in whose words the others are read
 - `chat_schema`: the types of its requests
 - `responses`: OpenAI's Responses: its requests

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharpen.contracts import Generation
-from sharpen.gateway.answers import Choice, Delta, Head
+from sharpen.gateway.answers import Choice, Delta, Head, Writer
 from sharpen.gateway.constraints import form_of, schema_of
 from sharpen.gateway.context import Context, sampling_of
 from sharpen.gateway.door import Door, openai_place
@@ -182,14 +182,12 @@ def _template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatWriter:
+class ChatWriter(Writer):
     """Writes one answer as chat completions have it.
 
     `logprobs`, `return_token_ids`: each choice holds them; in a stream, they come after its text. `call_index`: each
     choice has the index of its recorded call.
     """
-
-    streams_overflow = False
 
     logprobs: bool = False
     include_usage: bool = False

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Required
 from pydantic import Field, with_config
 
 from sharpen.contracts import Generation
-from sharpen.gateway.answers import Choice, Delta, Head
+from sharpen.gateway.answers import Choice, Delta, Head, Writer
 from sharpen.gateway.context import Context
 from sharpen.gateway.door import CLOSED, MAX_INT32, Door, Items, SomeItems, openai_place, unsupported
 from sharpen.gateway.protocols import chat
@@ -77,13 +77,11 @@ def _prompt(given: str | list[Any]) -> str | tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionsWriter:
+class CompletionsWriter(Writer):
     """Writes one answer as completions have it. Each choice has the index of its call.
 
     `logprobs`, `return_token_ids`: each choice holds them; in a stream, they come after its text.
     """
-
-    streams_overflow = False
 
     logprobs: bool = False
     include_usage: bool = False

@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sharpen.gateway.answers import Choice, Delta, Head
+from sharpen.gateway.answers import Choice, Delta, Head, Writer
 from sharpen.gateway.constraints import form_of
 from sharpen.gateway.context import Context, sampling_of
 from sharpen.gateway.door import Door, anthropic_place
@@ -200,10 +200,8 @@ def _form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form 
     )
 
 
-class MessagesWriter:
+class MessagesWriter(Writer):
     """Writes one answer as Messages have it. `thinking`: reasoning is given out."""
-
-    streams_overflow = False
 
     def __init__(self, *, thinking: bool) -> None:
         self._thinking = thinking

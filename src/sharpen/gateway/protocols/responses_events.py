@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sharpen.gateway.answers import Choice, Delta, Head
+from sharpen.gateway.answers import Choice, Delta, Head, Writer
 from sharpen.gateway.memory import Memory, StoredResponse
 from sharpen.gateway.protocols.chat import logprobs_of
 from sharpen.gateway.protocols.responses_items import input_items
@@ -38,7 +38,7 @@ _ECHOED: Mapping[str, Any] = {
 """What a response says of its request, with the values of fields that were not given."""
 
 
-class ResponsesWriter:
+class ResponsesWriter(Writer):
     """Writes one answer as Responses have it, and stores it in the rollout's memory if the request wants that.
 
     `conversation` is what the answer is to; `custom` are the names of custom tools. `sealed`: reasoning is also given

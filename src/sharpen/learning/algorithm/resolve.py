@@ -14,7 +14,7 @@ from typing import Any
 
 from sharpen.config.doors import names
 from sharpen.config.problems import Problems
-from sharpen.config.run import Behaviour, DistillConfig, ExpertConfig, LossConfig, RunConfig, SamplingConfig
+from sharpen.config.run import Behaviour, DistillConfig, ExpertConfig, LossConfig, SamplingConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.advantages import ADVANTAGES, Advantage, advantage_named
 from sharpen.learning.algorithm.aggregation import AGGREGATIONS, aggregation_named
@@ -33,19 +33,6 @@ _ADVANTAGE_SHORTHANDS = ("std_normalize", "step_norm")
 TIGHT_CLIP = 0.05
 """A clip narrower than this needs a ratio to the trainer's own logprobs: in bfloat16, engine and trainer differ by
 hundredths of a nat, so a ratio to the engine's logprobs would be clipped because of rounding."""
-
-
-def algorithm_of(config: RunConfig) -> Algorithm:
-    """Return the algorithm of a run; see `resolve`."""
-    return resolve(
-        config.algorithm.algorithm_type,
-        config.loss,
-        config.algorithm.group_size,
-        max_tokens=config.model.max_tokens,
-        sampling=config.sampling,
-        expert=config.expert,
-        distill=config.distill,
-    )
 
 
 def resolve(

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from sharpen.config.run import AGGREGATIONS, KLS, Aggregation, KLEstimator, LossConfig, RunConfig
+from sharpen.config.public import AlgorithmConfig
+from sharpen.config.run import AGGREGATIONS, KLS, Aggregation, KLEstimator, LossConfig
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,9 +100,9 @@ SUPERVISED: dict[str, SupervisedAlgorithm] = {algorithm.name: algorithm for algo
 """Supervised algorithms by their names in the configuration."""
 
 
-def learns_from_rows(config: RunConfig) -> bool:
+def learns_from_rows(chosen: AlgorithmConfig) -> bool:
     """Whether the algorithm learns from rows, not from rollouts."""
-    return config.algorithm.algorithm_type in SUPERVISED
+    return chosen.algorithm_type in SUPERVISED
 
 
 def resolve_supervised(name: str, loss: LossConfig) -> SupervisedAlgorithm:

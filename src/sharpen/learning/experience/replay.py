@@ -21,7 +21,8 @@ from typing import Literal
 
 import numpy as np
 
-from sharpen.config.run import RunConfig, SamplingConfig
+from sharpen.config.public import AlgorithmConfig
+from sharpen.config.run import SamplingConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.advantages import ADVANTAGES
 from sharpen.learning.algorithm.presets import Algorithm
@@ -85,21 +86,22 @@ class ReplaySettings:
     ahead: int = 0
 
 
-def replay_settings(config: RunConfig, algorithm: Algorithm, *, ahead: int) -> ReplaySettings | None:
-    """Read the settings of replay; None without replay. `ahead` is how many policy versions rollouts may run ahead of
-    training. Raises `ConfigError` if the algorithm cannot be combined with replay, or settings have no effect."""
-    settings = config.sampling
+def replay_settings(
+    settings: SamplingConfig, chosen: AlgorithmConfig, algorithm: Algorithm, *, seed: int, updates: int, ahead: int
+) -> ReplaySettings | None:
+    """Read the settings of replay; None without replay. A step makes `updates`; `ahead` is how many policy versions
+    rollouts may run ahead of training. Raises `ConfigError` if the algorithm cannot be combined with replay, or
+    settings have no effect."""
     if settings.replay_share == 0:
         _refuse_unused(settings)
         return None
-    _refuse_on_policy(config, algorithm)
-    count = int(settings.replay_share * config.algorithm.batch_size)
+    _refuse_on_policy(chosen.algorithm_type, algorithm)
+    count = int(settings.replay_share * chosen.batch_size)
     if count < 1:
         raise ConfigError(
             f"sampling.replay_share is {settings.replay_share:g}, which is less than one group for a step of "
-            f"{config.algorithm.batch_size} tasks: set at least {1 / config.algorithm.batch_size:.3g}, or 0"
+            f"{chosen.batch_size} tasks: set at least {1 / chosen.batch_size:.3g}, or 0"
         )
-    updates = config.trainer.num_minibatches * config.trainer.epochs
     bound = DEFAULT_STEPS * updates + ahead if settings.max_staleness is None else settings.max_staleness
     if bound < updates + ahead:
         running = f" and rollouts run up to {ahead} versions ahead of it (sync)" if ahead else ""
@@ -108,9 +110,7 @@ def replay_settings(config: RunConfig, algorithm: Algorithm, *, ahead: int) -> R
             f"trainer.epochs){running}, so all groups would be too old in the next step: set at least "
             f"{updates + ahead}"
         )
-    return ReplaySettings(
-        count=count, max_staleness=bound, seed=config.seed, priority=settings.replay_priority, ahead=ahead
-    )
+    return ReplaySettings(count=count, max_staleness=bound, seed=seed, priority=settings.replay_priority, ahead=ahead)
 
 
 class Replay:
@@ -234,9 +234,8 @@ def _refuse_unused(settings: SamplingConfig) -> None:
             )
 
 
-def _refuse_on_policy(config: RunConfig, algorithm: Algorithm) -> None:
+def _refuse_on_policy(name: str, algorithm: Algorithm) -> None:
     """Raise `ConfigError` for algorithms that cannot train on groups of an older policy."""
-    name = config.algorithm.algorithm_type
     if algorithm.needs_critic:
         raise ConfigError(
             f"sampling.replay_share cannot be used with the critic of {name!r}: the returns of replayed rollouts are "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sharpen.agent.operators.pipeline import filter_tasks
 from sharpen.agent.tasks.data import RunData
 from sharpen.agent.tasks.order import hold_out
-from sharpen.config.public import DatasetConfig
+from sharpen.config.public import DatasetConfig, TunerModelConfig
 from sharpen.config.rows import load_tasks
 from sharpen.config.run import RunConfig, SupervisedConfig
 from sharpen.learning.algorithm.supervised import SupervisedAlgorithm
@@ -64,7 +64,7 @@ def _check_format(rows: Sequence[Task], data: Data, fields: SupervisedConfig) ->
         read_row(rows[place], data, fields)
 
 
-def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) -> Tutor:
+def make_tutor(model: TunerModelConfig, fields: SupervisedConfig, data: Data, folder: Path) -> Tutor:
     """Make a `Tutor` for the model in `folder`, without loading its weights."""
     from transformers import GenerationConfig
 
@@ -79,14 +79,14 @@ def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) 
     if (folder / "generation_config.json").exists():
         generation = GenerationConfig.from_pretrained(folder)
     tokenizer = load_tokenizer(folder)
-    thinking = config.model.enable_thinking
+    thinking = model.enable_thinking
     return Tutor(
         tokenizer=tokenizer,
-        renderer=None if algorithm.data == "texts" else Renderer(tokenizer),
+        renderer=None if data == "texts" else Renderer(tokenizer),
         end_ids=end_token_ids(SimpleNamespace(config=settings, generation_config=generation)),
-        max_model_len=config.model.max_model_len,
-        data=algorithm.data,
-        fields=config.supervised,
+        max_model_len=model.max_model_len,
+        data=data,
+        fields=fields,
         template_kwargs={} if thinking is None else {"enable_thinking": thinking},
         album=album_of(folder),
     )

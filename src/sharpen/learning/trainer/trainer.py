@@ -99,7 +99,7 @@ class Trainer:
             tables=policy.tables(),
         )
         self._optimizers = (self._optimizer, *([] if critic is None else [critic.optimizer]))
-        num_updates = config.num_minibatches * config.epochs
+        num_updates = config.updates
         self._start = StepStart(self._optimizers, num_updates=num_updates, num_ranks=self._team.size)
 
     @classmethod

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from sharpen.agent.rollout.models import Access
-from sharpen.config.run import AuxiliaryModelConfig, RunConfig
+from sharpen.config.run import AuxiliaryModelConfig, EngineConfig
 from sharpen.config.sections import GatewayConfig
 from sharpen.contracts import Engine
 from sharpen.gateway.meter import Meter, Tally
@@ -25,6 +25,15 @@ Load = Callable[[str, AuxiliaryModelConfig], tuple[Any, Engine]]
 """(name, settings) -> (tokenizer, engine)."""
 
 
+def loading(engine: EngineConfig, *, deterministic: bool, alone: bool = True) -> Load:
+    """Return what loads a model into this process, with the settings of the run's engine."""
+
+    def load(_: str, model: AuxiliaryModelConfig) -> tuple[Any, Engine]:
+        return load_engine(model, engine, model_folder(model.model_path), deterministic=deterministic, alone=alone)
+
+    return load
+
+
 class _Source(Protocol):
     """One auxiliary model of a run."""
 
@@ -35,11 +44,8 @@ class _Source(Protocol):
 class AuxiliaryMeters:
     """The tokens used of each auxiliary model of a run, by name."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self._meters = {
-            name: Meter(name, model.model_path, model.max_total_tokens)
-            for name, model in config.auxiliary_models.items()
-        }
+    def __init__(self, models: Mapping[str, AuxiliaryModelConfig]) -> None:
+        self._meters = {name: Meter(name, model.model_path, model.max_total_tokens) for name, model in models.items()}
 
     @property
     def total_tokens(self) -> dict[str, int]:
@@ -56,28 +62,28 @@ class AuxiliaryMeters:
 class AuxiliaryModels(AuxiliaryMeters):
     """All auxiliary models of a run, by name.
 
-    Loads the models that are served load_here. Raises `ModelError` if one cannot be found or served, `ConfigError` for
+    Loads the models that are served here. Raises `ModelError` if one cannot be found or served, `ConfigError` for
     an unknown parser or a missing key. Close it after the rollouts have ended.
     """
 
     def __init__(
-        self, config: RunConfig, thread: ServingThread, load: Load | None = None, *, alone: bool = True
+        self,
+        models: Mapping[str, AuxiliaryModelConfig],
+        thread: ServingThread,
+        load: Load,
+        *,
+        listen: GatewayConfig,
     ) -> None:
-        """`load` returns tokenizer and engine of a model without an endpoint; None loads the model into this
-        process."""
-        super().__init__(config)
-
-        def load_here(_: str, model: AuxiliaryModelConfig) -> tuple[Any, Engine]:
-            return load_engine(model, config, model_folder(model.model_path), alone=alone)
-
-        listen = config.gateway.model_copy(update={"port": 0})  # the port is the trained model's
+        """`load` returns tokenizer and engine of a model without an endpoint; see `loading`."""
+        super().__init__(models)
+        listen = listen.model_copy(update={"port": 0})  # the port is the trained model's
         self._sources: dict[str, _Source] = {}
         try:
-            for name, model in config.auxiliary_models.items():
+            for name, model in models.items():
                 if model.base_url is not None:
                     self._sources[name] = RemoteModel.of(name, model, listen)
                     continue
-                self._sources[name] = _LocalModel(model, *(load or load_here)(name, model), thread, listen)
+                self._sources[name] = _LocalModel(model, *load(name, model), thread, listen)
         except BaseException:  # whatever it is: close the models loaded before
             self.close()
             raise
@@ -97,7 +103,7 @@ class AuxiliaryModels(AuxiliaryMeters):
 
 
 class _LocalModel:
-    """A model served load_here, with its own weights, tokenizer, context length and sampling defaults."""
+    """A model served here, with its own weights, tokenizer, context length and sampling defaults."""
 
     def __init__(
         self,

@@ -1,15 +1,17 @@
 """Checks the settings of auxiliary models before anything is loaded.
 
-In: a `RunConfig`, the environment. Out: an endpoint's key; `ConfigError` or `ModelError` for settings that cannot work.
+In: the settings of the models, the environment. Out: an endpoint's key; `ConfigError` or `ModelError` for settings
+that cannot work.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from sharpen.config.problems import Problems
-from sharpen.config.run import AuxiliaryModelConfig, RunConfig
+from sharpen.config.run import AuxiliaryModelConfig
 from sharpen.config.secrets import hide_in_value
 from sharpen.errors import ConfigError
 from sharpen.models.files import check_model_path, model_folder
@@ -22,19 +24,19 @@ LOCAL_ONLY = ("tensor_parallel_size", "inference_engine_num", "tool_call_parser"
 """Settings that apply only to a model served here."""
 
 
-def check_auxiliary_models(config: RunConfig) -> None:
+def check_auxiliary_models(models: Mapping[str, AuxiliaryModelConfig]) -> None:
     """Raise `ConfigError` for settings that cannot work, `ModelError` for a model that does not exist, as far as this
     can be checked without the network."""
     problems = Problems()
-    for name, model in config.auxiliary_models.items():
+    for name, model in models.items():
         problems.check(_check_local if model.base_url is None else _check_endpoint, name, model)
     problems.raise_found()
 
 
-def fetch_auxiliary_models(config: RunConfig) -> None:
+def fetch_auxiliary_models(models: Mapping[str, AuxiliaryModelConfig]) -> None:
     """Download the files of the models that are served here. Raises `ModelError`, and `ConfigError` for attention heads
     that cannot be divided among the devices of an engine."""
-    for name, model in config.auxiliary_models.items():
+    for name, model in models.items():
         if model.base_url is None:
             check_heads(model, model_folder(model.model_path), f"auxiliary_models.{name}")
 

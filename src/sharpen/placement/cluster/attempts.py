@@ -20,7 +20,6 @@ from typing import Any
 from sharpen.agent.rollout.in_process import Attempt, AttemptRequest
 from sharpen.agent.rollout.models import AUXILIARY
 from sharpen.agent.rollout.retries import Ending
-from sharpen.config.run import RunConfig
 from sharpen.errors import EngineLostError, RolloutError
 from sharpen.placement.auxiliary.models import AuxiliaryMeters
 from sharpen.placement.cluster.engine import first_line
@@ -71,8 +70,8 @@ class AuxiliaryTotals(AuxiliaryMeters):
 
 class OnWorkers:
     """Satisfies `rollout.in_process.AttemptRunner`. `setup` is a reference to the workers' `Setup`; `failed` receives
-    an error when the engines are gone for good. A worker whose attempt has not ended `grace_s` seconds after its time
-    limit is asked for a sign of life, and must answer within `grace_s`.
+    an error when the engines are gone for good. A worker runs at most `most` attempts at a time. One whose attempt has
+    not ended `grace_s` seconds after its time limit is asked for a sign of life, and must answer within `grace_s`.
 
     Everything except `close` runs on the runner's loop.
     """
@@ -81,15 +80,17 @@ class OnWorkers:
         self,
         workers: Sequence[Worker],
         setup: Any,
-        config: RunConfig,
         auxiliary: AuxiliaryTotals,
         failed: Future[Exception],
+        *,
+        timeout_s: float,
+        most: int,
         grace_s: float = HARD_GRACE_S,
     ) -> None:
         self._workers = workers
         self._setup = setup
-        self._timeout_s = config.rollout.timeout_s
-        self._most = config.cluster.rollouts_per_worker
+        self._timeout_s = timeout_s
+        self._most = most
         self._auxiliary = auxiliary
         self._failed = failed
         self._grace_s = grace_s

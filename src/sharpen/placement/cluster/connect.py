@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from sharpen.config.extras import install_command
+from sharpen.config.functions import PREPARED
 from sharpen.config.sections import ClusterConfig
 from sharpen.errors import ConfigError
 
@@ -98,6 +99,7 @@ class Connection:
             "num_cpus": bundle.get("CPU", 0) / share,
             "num_gpus": bundle.get("GPU", 0) / share,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+            **_environment(),
         }
 
     def close(self) -> None:
@@ -108,6 +110,13 @@ class Connection:
             remove_placement_group(group)
         self._groups.clear()
         self._leave.close()
+
+
+def _environment() -> dict[str, Any]:
+    """Return the option by which actors know what this process prepared: those of a Ray that was joined do not have its
+    environment."""
+    calls = os.environ.get(PREPARED)
+    return {} if calls is None else {"runtime_env": {"env_vars": {PREPARED: calls}}}
 
 
 def _start(config: ClusterConfig, num_actors: int) -> None:

@@ -1,7 +1,7 @@
 """An engine in its own actor, and its client for other processes.
 
-In: a `RunConfig`; weights as arrays in Ray's object store. Out: `EngineActor`, and `EngineClient`, which satisfies
-`contracts.Engine` in any process.
+In: the settings of a model and its engine; weights as arrays in Ray's object store. Out: `EngineActor`, and
+`EngineClient`, which satisfies `contracts.Engine` in any process.
 
 Ray restarts an actor that died and repeats its pending calls. This is safe: a call depends on its request alone, and
 none of it was recorded. A restarted actor answers no call until the coordinator has sent the current weights (`serve`).
@@ -16,14 +16,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sharpen.config.run import RunConfig
+from sharpen.config.public import TunerModelConfig
+from sharpen.config.run import EngineConfig
 from sharpen.contracts import Engine, GenerateRequest, Generation, OnTokens
 from sharpen.errors import EngineError, EngineLostError, SharpenError
 from sharpen.gateway.meter import BusyClock
 from sharpen.machine import let_idle_workers_sleep
 from sharpen.models.files import model_folder, quiet_transformers
 from sharpen.placement.cluster.weights import Arrays, to_arrays, to_tensors
-from sharpen.placement.engines import load_engine, load_policy, load_vllm
+from sharpen.placement.engines import load_policy
 from sharpen.placement.serving import ServingThread
 
 if TYPE_CHECKING:
@@ -34,10 +35,20 @@ MAX_RESTARTS = 5
 
 
 class EngineActor:
-    """An actor that serves the trained model (`auxiliary` None) or the auxiliary model of this name."""
+    """An actor that serves the trained model, or an `auxiliary` one, with a single engine of the chosen type."""
 
-    def __init__(self, config: RunConfig, auxiliary: str | None, num_threads: int, *, alone: bool) -> None:
-        self._config, self._auxiliary, self._num_threads, self._alone = config, auxiliary, num_threads, alone
+    def __init__(
+        self,
+        model: TunerModelConfig,
+        config: EngineConfig,
+        num_threads: int,
+        *,
+        auxiliary: bool,
+        deterministic: bool,
+        alone: bool,
+    ) -> None:
+        self._model, self._config, self._num_threads = model, config, num_threads
+        self._auxiliary, self._deterministic, self._alone = auxiliary, deterministic, alone
         self._thread = ServingThread()
         self._engine: Engine | None = None
         self._serves = asyncio.Event()
@@ -104,15 +115,12 @@ class EngineActor:
         import torch
 
         torch.set_num_threads(self._num_threads)
-        if self._auxiliary is None:
-            folder, type_ = model_folder(self._config.model.model_path), self._config.engine.type
-            assert type_ != "auto", "the coordinator has chosen the type"
-            return load_policy(self._config, folder, self._thread, type=type_, alone=self._alone)[1]
-        model = self._config.auxiliary_models[self._auxiliary]
-        folder = model_folder(model.model_path)
-        if self._config.engine.type == "vllm":
-            return load_vllm(model, self._config, folder, self._thread)[1]
-        return load_engine(model, self._config, folder, alone=self._alone)[1]
+        model, config, folder = self._model, self._config, model_folder(self._model.model_path)
+        assert config.type != "auto", "the coordinator has chosen the type"
+        type_ = "embedded" if self._auxiliary and config.type != "vllm" else config.type
+        return load_policy(
+            model, config, folder, self._thread, type=type_, deterministic=self._deterministic, alone=self._alone
+        )[1]
 
 
 class EngineClient:

@@ -1,6 +1,6 @@
 """The number of actors of each role in a run, and the resources that each needs.
 
-In: a `RunConfig`, the number of GPUs of the cluster. Out: bundles of resources by role, and the engine's type. Raises
+In: a `RunConfig`, the number of GPUs of the cluster. Out: bundles of resources by role. Raises
 `ConfigError` for settings that contradict each other.
 """
 
@@ -11,29 +11,12 @@ from collections.abc import Mapping, Sequence
 
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.learning.recipe import EngineChoice, EngineType
+from sharpen.learning.recipe import EngineType
 from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.placement.cluster.connect import Bundle, Connection, Role
 from sharpen.placement.cluster.ranks import RankActor, RayRanks
-from sharpen.placement.engine_choice import Machine, installed_builds, vllm_choice
 from sharpen.placement.ranks.group import StartRanks
 from sharpen.placement.trainers import check_offload, trains_on_gpus
-
-
-def choose(config: RunConfig, num_gpus: int) -> EngineChoice:
-    """Choose the engine of each actor, in a cluster with `num_gpus` GPUs."""
-    machine = Machine(builds=installed_builds(), num_gpus=num_gpus)
-    return vllm_choice(single_engine_config(config, config.engine.type), machine)
-
-
-def single_engine_config(config: RunConfig, type_: str) -> RunConfig:
-    """Return the configuration for an actor with a single engine of this type."""
-    one = {"inference_engine_num": 1}
-    auxiliary = {name: model.model_copy(update=one) for name, model in config.auxiliary_models.items()}
-    engine = config.engine.model_copy(update={"type": type_})
-    return config.model_copy(
-        update={"model": config.model.model_copy(update=one), "auxiliary_models": auxiliary, "engine": engine}
-    )
 
 
 def fit_widths(config: RunConfig, type_: EngineType) -> tuple[RunConfig, tuple[str, ...]]:
@@ -65,14 +48,15 @@ def engine_names(config: RunConfig) -> list[str | None]:
 
 def num_ranks(config: RunConfig, num_gpus: int) -> int:
     """Return the number of trainer ranks in actors; 0 if the trainer runs in the coordinator's process, on the CPU."""
-    check_offload(config, num_gpus=num_gpus, where="in the Ray cluster")
+    check_offload(config.trainer, config.engine.device, num_gpus=num_gpus, where="in the Ray cluster")
     count = config.trainer.num_processes
-    return count if count > 1 or trains_on_gpus(config, num_gpus) else 0
+    return count if count > 1 or trains_on_gpus(config.engine.device, num_gpus) else 0
 
 
 def needs(config: RunConfig, num_gpus: int, type_: EngineType) -> Mapping[Role, Sequence[Bundle]]:
     """Return the bundles of the run's actors, by role, in a cluster with `num_gpus` GPUs and engines of this type."""
-    on_gpus, names, ranks = trains_on_gpus(config, num_gpus), engine_names(config), num_ranks(config, num_gpus)
+    on_gpus, names = trains_on_gpus(config.engine.device, num_gpus), engine_names(config)
+    ranks = num_ranks(config, num_gpus)
     workers: list[Bundle] = [{"CPU": 1}] * config.cluster.num_workers
     if config.cluster.colocate:
         _check_colocated(config, on_gpus)
@@ -86,7 +70,7 @@ def needs(config: RunConfig, num_gpus: int, type_: EngineType) -> Mapping[Role, 
 
 def rank_bundles(config: RunConfig, num_gpus: int, ranks: int) -> Sequence[Bundle]:
     """Return the bundles of the trainer's ranks: a GPU each if the trainer uses GPUs, else a CPU each."""
-    return [_bundle(trains_on_gpus(config, num_gpus), 1)] * ranks
+    return [_bundle(trains_on_gpus(config.engine.device, num_gpus), 1)] * ranks
 
 
 def _auxiliary_bundle(config: RunConfig, name: str, on_gpus: bool, type_: EngineType) -> Bundle:

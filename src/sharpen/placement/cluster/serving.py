@@ -28,18 +28,16 @@ from sharpen.placement.cluster.attempts import RESTART_S, AuxiliaryTotals, OnWor
 from sharpen.placement.cluster.connect import Connection, check_ray
 from sharpen.placement.cluster.engine import MAX_RESTARTS, EngineActor, EngineClient, answer, first_line
 from sharpen.placement.cluster.placement import (
-    choose,
     engine_names,
     fit_widths,
     needs,
     num_ranks,
     rank_starter,
-    single_engine_config,
 )
 from sharpen.placement.cluster.ranks import StoredWeights
 from sharpen.placement.cluster.weights import to_arrays
 from sharpen.placement.cluster.worker import RolloutWorker, Setup
-from sharpen.placement.engine_choice import check_towers
+from sharpen.placement.engine_choice import Machine, check_towers, choose_engine, installed_builds
 from sharpen.placement.place import HARD_GRACE_S
 from sharpen.placement.probe import sample_probes
 from sharpen.placement.ranks.group import StartRanks
@@ -93,7 +91,7 @@ class RayServing:
         self._generating_s = 0.0
         self._grace_s = grace_s
         self._failed: Future[Exception] = Future()
-        self.auxiliary = AuxiliaryTotals(config)
+        self.auxiliary = AuxiliaryTotals(config.auxiliary_models)
         with contextlib.ExitStack() as undo:
             self.thread = ServingThread()
             undo.callback(self.thread.close)
@@ -102,9 +100,11 @@ class RayServing:
                 config.cluster, len(names) + config.cluster.num_workers + config.trainer.num_processes
             )
             undo.callback(self._ray.close)
-            self._choice = choose(config, self._ray.num_gpus)
-            if isinstance(job.recipe, RolloutRecipe):
-                check_towers(config, self._choice, self.folder)
+            machine = Machine(builds=installed_builds(), num_gpus=self._ray.num_gpus)
+            width = config.model.tensor_parallel_size
+            self._choice = choose_engine(config.engine, machine, deterministic=config.deterministic, width=width)
+            if isinstance(job.recipe, RolloutRecipe) and config.trainer.train_towers:
+                check_towers(self._choice.type, self.folder)
             config, self._notices = fit_widths(config, self._choice.type)
             self._config = config
             self._num_ranks = num_ranks(config, self._ray.num_gpus)
@@ -194,8 +194,16 @@ class RayServing:
         share = 2 if self._config.cluster.colocate and auxiliary is None else 1
         actor = ray.remote(EngineActor).options(**options, **self._ray.options("engine", index, share=share))
         name = f"engine {index}" if auxiliary is None else f"the engine of auxiliary model {auxiliary!r}"
-        config = single_engine_config(self._config, self._choice.type)
-        placed = actor.remote(config, auxiliary, torch.get_num_threads(), alone=self._alone)
+        config = self._config
+        model = config.model if auxiliary is None else config.auxiliary_models[auxiliary]
+        placed = actor.remote(
+            model.model_copy(update={"inference_engine_num": 1}),
+            config.engine.model_copy(update={"type": self._choice.type}),
+            torch.get_num_threads(),
+            auxiliary=auxiliary is not None,
+            deterministic=config.deterministic,
+            alone=self._alone,
+        )
         return _EngineHandle(name=name, actor=placed, auxiliary=auxiliary)
 
     def _place_worker(self, index: int) -> Any:
@@ -231,7 +239,13 @@ class RayServing:
             for index, (actor, node) in enumerate(zip(self._actors, nodes, strict=True))
         ]
         self._workers = OnWorkers(
-            self._placed_workers, setup, self._config, self.auxiliary, self._failed, self._grace_s
+            self._placed_workers,
+            setup,
+            self.auxiliary,
+            self._failed,
+            timeout_s=self._config.rollout.timeout_s,
+            most=self._config.cluster.rollouts_per_worker,
+            grace_s=self._grace_s,
         )
 
     async def _publish(self, version: int) -> None:

@@ -77,27 +77,28 @@ class RolloutWorker:
         def load_auxiliary(name: str, model: AuxiliaryModelConfig) -> tuple[Any, Engine]:
             return _tokenizer(model.model_path), _single_engine(setup.auxiliary[name])
 
+        config = setup.config
         let_idle_workers_sleep()
         quiet_transformers()
-        os.environ.update(setup.config.rollout.env_vars)
-        know_secrets(setup.config)
+        os.environ.update(config.rollout.env_vars)
+        know_secrets(config)
         functions = setup.code.load()
         self._silence = silent_agents()
         self._silence.__enter__()
         thread = ServingThread()
-        models = AuxiliaryModels(setup.config, thread, load=load_auxiliary)
+        models = AuxiliaryModels(config.auxiliary_models, thread, load_auxiliary, listen=config.gateway)
         self._policy = setup.policy
-        tokenizer = _tokenizer(setup.config.model.model_path)
+        tokenizer = _tokenizer(config.model.model_path)
         gateway = make_gateway(
-            setup.config.model,
+            config.model,
             _single_engine(self._policy),
             tokenizer,
             thread.loop,
-            listen=setup.config.gateway,
-            max_calls=setup.config.rollout.max_calls,
+            listen=config.gateway,
+            max_calls=config.rollout.max_calls,
         )
-        self._modes = openers(setup.config, gateway, models)
-        self._attempts = InProcess(functions, setup.config.rollout.timeout_s)
+        self._modes = openers(gateway, models, max_tokens=config.model.max_tokens)
+        self._attempts = InProcess(functions, config.rollout.timeout_s)
 
 
 def _single_engine(engines: Sequence[EngineClient]) -> Engine:

@@ -13,9 +13,9 @@ from typing import Any
 from sharpen.agent.agentscope.model import present
 from sharpen.agent.rollout.models import Access, RolloutModels
 from sharpen.errors import TokenCapError
-from sharpen.gateway.http_clients import HttpClients
 from sharpen.gateway.model import ChatModel
 from sharpen.gateway.model_object import ModelObject
+from sharpen.gateway.transport import library_of
 from sharpen.placement.auxiliary.endpoint import Endpoint
 from sharpen.placement.isolated.messages import POLICY, ModelCard
 from sharpen.types import Call, Outcome
@@ -137,3 +137,26 @@ def answer_of(access: Access, what: str, arguments: tuple[Any, ...]) -> Any:
         case "url":
             return access.model.environment(*arguments)["OPENAI_BASE_URL"]
     raise ValueError(f"there is no question {what!r}")
+
+
+class HttpClients:
+    """Clients for the vendors' SDKs, as `gateway.transport.InProcess` gives them, whose requests go by HTTP to the
+    gateway at `url`. A connection serves one request, so that none is left open when the agent leaves its client open.
+    Proxies of the environment are not asked: the gateway is on this machine."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def async_client(self, sdk: Any) -> Any:
+        """Return an asynchronous HTTP client for a vendor's SDK."""
+        library = library_of(sdk)
+        return library.AsyncClient(timeout=None, trust_env=False, limits=_limits(library))
+
+    def sync_client(self, sdk: Any) -> Any:
+        """Return a blocking HTTP client for a vendor's SDK."""
+        library = library_of(sdk)
+        return library.Client(timeout=None, trust_env=False, limits=_limits(library))
+
+
+def _limits(library: Any) -> Any:
+    return library.Limits(max_connections=None, max_keepalive_connections=0)

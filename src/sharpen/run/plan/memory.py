@@ -270,7 +270,7 @@ def moment_bytes(case: Case, trained: int, in_tables: int) -> int:
 def _step_start(case: Case, held: Sequence[Item]) -> list[Item]:
     """Return the copy of weights and moments that a step of several updates keeps for a rollback
     (`trainer.step_start`), if there is room for it."""
-    if case.config.trainer.num_minibatches * case.config.trainer.epochs == 1:
+    if case.config.trainer.updates == 1:
         return []
     # the gradients are as large as the trained weights
     num_bytes = sum(item.num_bytes for item in held if item.role.endswith((": moments", ": gradients")))

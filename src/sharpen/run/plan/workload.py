@@ -61,7 +61,7 @@ def expected(config: RunConfig, prompt_tokens: int | None = None, answer_tokens:
         computed_tokens=config.algorithm.batch_size * (prompt + group * answer),
         loss_tokens=config.algorithm.batch_size * group * answer,
         longest=round(prompt + answer),
-        generates=not learns_from_rows(config),
+        generates=not learns_from_rows(config.algorithm),
         source=source,
     )
 
@@ -69,7 +69,7 @@ def expected(config: RunConfig, prompt_tokens: int | None = None, answer_tokens:
 def of_run(config: RunConfig, run_dir: Path) -> Workload | None:
     """Return the workload of a run from its `metrics.jsonl`: mean lengths, and the tokens of its largest step, which
     needs most memory. None if no step was trained."""
-    supervised = learns_from_rows(config)
+    supervised = learns_from_rows(config.algorithm)
     answers = "trainer/trained_tokens" if supervised else "tokens/sampled"
     needed = {answers, "trainer/computed_tokens", "trainer/trained_tokens", "trainer/sequence_tokens"}
     rows = [row for row in metrics_of(run_dir) if needed <= row.keys() and row["trainer/computed_tokens"]]
@@ -93,7 +93,7 @@ def of_run(config: RunConfig, run_dir: Path) -> Workload | None:
 
 def _group(config: RunConfig) -> int:
     """Return the number of sequences made from one task or row."""
-    if not learns_from_rows(config):
+    if not learns_from_rows(config.algorithm):
         return config.algorithm.group_size
     return 2 if config.algorithm.algorithm_type == "dpo" else 1
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from sharpen.gateway.body import decode
 from sharpen.gateway.images import decoded, reference
+from sharpen.gateway.protocols.protocol import Route
 from sharpen.gateway.requests import ApiError
-from sharpen.gateway.routes import CHAT, COMPLETIONS, Route
+from sharpen.gateway.routes import CHAT, COMPLETIONS
 from sharpen.types import PROMPT_ROLE, Picture, Sampling
 
 TOKEN_IDS, LOGPROBS = "return_token_ids", "logprobs"

@@ -23,9 +23,10 @@ from starlette.types import Receive, Scope, Send
 
 from sharpen.gateway.exchange import RawRequest, Reply, raw_request
 from sharpen.gateway.keys import without_key
-from sharpen.gateway.replies import EVENTS_TYPE, error_reply, json_reply
+from sharpen.gateway.protocols.protocol import Route
+from sharpen.gateway.replies import EVENTS_TYPE, json_reply
 from sharpen.gateway.requests import ApiError
-from sharpen.gateway.routes import HEALTH, Route, route_of
+from sharpen.gateway.routes import HEALTH, OURS, route_of
 from sharpen.gateway.server import CLIENT_CLOSED_REQUEST, disconnected, read_body
 from sharpen.serve.front import check_key
 from sharpen.serve.metrics import CONTENT_TYPE, Metric, Requests, exposition
@@ -102,7 +103,7 @@ class Proxy:
             return
         except ApiError as error:
             self._count(route_of(request.method, without_key(path)[1]), error.status)
-            exchange, page = None, error_reply(error, path)
+            exchange, page = None, OURS.refusal(error, path)
         if exchange is None:
             assert page is not None
             await _send_whole(send, page.status, [("content-type", page.content_type)], page.body)
@@ -168,7 +169,7 @@ class Proxy:
                 await reply.aclose()
         except ApiError as error:
             exchange.status = error.status
-            page = error_reply(error, exchange.raw.path)
+            page = OURS.refusal(error, exchange.raw.path)
             await _send_whole(send, page.status, [("content-type", page.content_type)], page.body)
         finally:
             self._leave(exchange)

@@ -8,7 +8,6 @@ that merely lies on the path (a clone of its repository) is not an installation.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -20,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from sharpen.compat.trinity.imports.table import MODULES, modules_with
-from sharpen.config.functions import PREPARATIONS, PREPARED, load_file
+from sharpen.config.functions import load_file, prepare_others
 from sharpen.errors import ConfigError, NotIncludedError
 
 NAME, DISTRIBUTION, PLUGINS = "trinity", "trinity-rft", "trinity.plugins"
@@ -46,8 +45,7 @@ def stand_in(*, shadow: bool = False) -> bool:
         )
     sys.meta_path.insert(0, Finder(NAME))
     sys.meta_path.append(Finder(VERL))  # the last to be asked
-    PREPARATIONS.append(f"{__name__}:{stand_in_always.__name__}")
-    os.environ[PREPARED] = " ".join(PREPARATIONS)
+    prepare_others(f"{__name__}:{stand_in_always.__name__}")
     return True
 
 

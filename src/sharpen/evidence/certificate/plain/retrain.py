@@ -1,7 +1,7 @@
 """Repeat the updates of a run and compare every weight.
 
 In: a run directory, and steps (none: all that can be repeated). Out: a `Retrained`: for the steps between each two
-checkpoints whether the second is what the plain loop (`plain.update`) makes of the first and of the records; what does
+checkpoints whether the second is what the plain loop (`plain_update`) makes of the first and of the records; what does
 not agree; and what could not be repeated, and why.
 """
 
@@ -38,6 +38,7 @@ from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.machine import available_bytes
 from sharpen.models.files import model_folder, quiet_transformers
 from sharpen.models.identity import model_identity
+from sharpen.models.table import bring
 
 _BYTES = 100
 """Memory for each weight: the model twice, states before, after and made once more, and gradients."""
@@ -138,6 +139,7 @@ class _Records:
 
     def __init__(self, run_dir: Path, *, running: bool = False) -> None:
         config = read_resolved(run_dir / "resolved.json")
+        bring(*config.families)
         self._config = config
         self._run_dir, self._settings = run_dir, Settings.of(run_dir, config)
         self.lineage = read_lineage(run_dir, running=running)
@@ -146,7 +148,7 @@ class _Records:
         found = (int(path.name.rpartition("_")[2]) for path in run_dir.glob("global_step_*") if path.is_dir())
         self._saved = sorted({step for step in found if step in known})
         self._adapts = config.trainer.lora is not None
-        if learns_from_rows(config):
+        if learns_from_rows(config.algorithm):
             from sharpen.evidence.certificate.plain.rows import RowSteps
 
             self._steps: RolloutSteps | RowSteps = RowSteps(run_dir, self._settings)
@@ -256,7 +258,7 @@ class _Records:
         """The model in the precision of the run or, `exact`, in a higher one."""
         lora, four_bits = self._config.trainer.lora, None
         if lora is not None and lora.base == "nf4":
-            served = not learns_from_rows(self._config)  # the engine's own, which it loads in its type
+            served = not learns_from_rows(self._config.algorithm)  # the engine's own, which it loads in its type
             before = torch.bfloat16 if rounded and served else torch.float32
             four_bits = FourBits(before=before, other=not exact)
         dtype = torch.float64 if exact and not rounded else torch.float32
