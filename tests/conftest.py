@@ -20,7 +20,7 @@ if find_spec("hypothesis") is not None:  # the environments of agent frameworks 
     from hypothesis import HealthCheck, settings
 
     UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-    settings.register_profile("fixed", derandomize=True, **UNHURRIED)
+    settings.register_profile("fixed", derandomize=True, max_examples=50, **UNHURRIED)
     settings.register_profile("search", max_examples=1000, **UNHURRIED)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 

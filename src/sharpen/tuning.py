@@ -168,11 +168,13 @@ def _write_report(run_dir: Path, message: Callable[[str], None]) -> None:
     """Write the report and the cards of the checkpoints, for reading only: whatever goes wrong here is said, and takes
     no result away."""
     from sharpen.show.report.card import write_cards
+    from sharpen.show.report.contents import read_report
     from sharpen.show.report.render import write_report
 
     try:
-        write_report(run_dir)
-        write_cards(run_dir)
+        report = read_report(run_dir)
+        write_report(run_dir, report)
+        write_cards(run_dir, report)
     except Exception as error:
         message(f"the report could not be written ({type(error).__name__}: {error}); try: sharpen report {run_dir}")
 

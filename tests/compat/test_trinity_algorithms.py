@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,9 @@ async def agent(task, model):
 """
 
 
+ENDED = "the exit code is"
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, text in (("mine", PLUGIN), ("refused", REFUSED.replace("from trinity.algorithm import *\n", ""))):
@@ -148,12 +152,24 @@ def folder(tmp_path: Path) -> Path:
 def python(folder: Path, code: str) -> tuple[int, str]:
     search = str(Path(__file__).parents[2] / "src")
     program = f"import sys\nsys.path.insert(0, {search!r})\n{code}"
-    found = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
-    return found.returncode, found.stdout + found.stderr
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    found = subprocess.run([sys.executable, "-c", program], cwd=folder, check=False, **pipes)
+    return found.returncode, found.stdout
 
 
-def sharpen(folder: Path, *arguments: str) -> tuple[int, str]:
-    return python(folder, f"from sharpen.cli.main import main\nsys.exit(main({list(arguments)!r}))\n")
+def sharpen(folder: Path, *commands: list[str]) -> list[tuple[int, str]]:
+    """The exit codes of commands, one after the other in one process, and what each said."""
+    code, said = python(
+        folder,
+        f"""
+from sharpen.cli.main import main
+for command in {list(commands)!r}:
+    print("{ENDED}", main(command), flush=True)
+""",
+    )
+    assert code == 0, said
+    parts = re.split(rf"^{ENDED} (\d)$", said, flags=re.MULTILINE)
+    return list(zip(map(int, parts[1::2]), parts[::2], strict=False))
 
 
 def file(folder: Path, algorithm: str, model: object = "m", tasks: object = "t.jsonl") -> Path:
@@ -206,30 +222,30 @@ def test_a_plugin_s_algorithm_trains_and_is_certified(folder: Path, toy_model_di
     """With arguments of its functions from the file, also in the trainer's own processes."""
     functions = "algorithm_type: median_rl, advantage_fn_args: {scale: 3.0}, policy_loss_fn_args: {width: 0.2}"
     path = file(folder, functions, toy_model_dir, toy_dataset)
-    code, said = sharpen(
-        folder, "run", "--config", str(path), "--plugin-dir", "plugins", "--set", "trainer.num_processes=2"
+    plugins = ["--plugin-dir", "plugins"]
+    trained, certified = sharpen(
+        folder,
+        ["run", "--config", str(path), *plugins, "--set", "trainer.num_processes=2"],
+        ["certify", "runs/p/n", *plugins, "--no-logprobs"],
     )
-    assert code == 0, said
+    assert trained[0] == 0, trained
     resolved = json.loads((folder / "runs/p/n/resolved.json").read_text())
     assert resolved["loss.advantage_args.scale"]["value"] == 3.0
     assert resolved["algorithm.algorithm_type"]["value"].endswith("mine.py:MedianAlgorithm.sharpen_part")
-    code, said = sharpen(folder, "certify", "runs/p/n", "--plugin-dir", "plugins", "--no-logprobs")
-    assert code == 0, said
-    assert "brings no second formula" in " ".join(said.split())
+    assert certified[0] == 0, certified
+    assert "brings no second formula" in " ".join(certified[1].split())
 
 
-@pytest.mark.parametrize(
-    ("functions", "words"),
-    [
-        ("algorithm_type: grpo, entropy_loss_fn: squared", "the entropy term is the mean entropy times"),
-        ("algorithm_type: grpo, sample_strategy: newest", "which experiences train is decided by sampling.*"),
-        ("algorithm_type: grpo, advantage_fn: in_trainer", "computes in the trainer, from verl's tensors"),
-        ("algorithm_type: grpo, policy_loss_fn: of_experts", "asks for is_expert_mask: here it gets logprob,"),
-        ("algorithm_type: with_critic", "has a critic, which only our own ppo has"),
-        ("algorithm_type: grpo, advantage_fn: medain", "did you mean 'median'"),
-    ],
-)
-def test_what_has_no_place_here_is_refused(folder: Path, functions: str, words: str) -> None:
-    path = file(folder, functions)
-    code, said = sharpen(folder, "explain", "--config", str(path), "--plugin-dir", "plugins")
-    assert (code, words in " ".join(said.split())) == (2, True), said
+def test_what_has_no_place_here_is_refused(folder: Path) -> None:
+    refusals = {
+        "algorithm_type: grpo, entropy_loss_fn: squared": "the entropy term is the mean entropy times",
+        "algorithm_type: grpo, sample_strategy: newest": "which experiences train is decided by sampling.*",
+        "algorithm_type: grpo, advantage_fn: in_trainer": "computes in the trainer, from verl's tensors",
+        "algorithm_type: grpo, policy_loss_fn: of_experts": "asks for is_expert_mask: here it gets logprob,",
+        "algorithm_type: with_critic": "has a critic, which only our own ppo has",
+        "algorithm_type: grpo, advantage_fn: medain": "did you mean 'median'",
+    }
+    paths = [file(folder, functions).rename(folder / f"{number}.yaml") for number, functions in enumerate(refusals)]
+    explain = [["explain", "--config", str(path), "--plugin-dir", "plugins"] for path in paths]
+    for (code, said), words in zip(sharpen(folder, *explain), refusals.values(), strict=True):
+        assert (code, words in " ".join(said.split())) == (2, True), said

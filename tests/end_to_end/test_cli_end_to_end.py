@@ -4,7 +4,6 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -143,14 +142,11 @@ def test_eval_of_an_endpoint(config, capsys):
 def test_bad_input_is_exit_code_2_and_failure_1(config, tmp_path, capsys):
     assert main(["run", "--config", str(config), "--set", "rolout.timeout_s=3"]) == 2
     assert "rollout" in capsys.readouterr().err
-    (tmp_path / "agent.py").write_text("async def broken(task, model):\n    raise RuntimeError('no luck')\n")
-    broken = f"workflow={tmp_path / 'agent.py'}:broken"
-    # a module is loaded once in a process, so this one runs in its own
-    command = [sys.executable, "-m", "sharpen.cli.main", "run", "--config", str(config), "--set", broken]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "no luck" in done.stderr
-    assert "Traceback" not in done.stderr
+    (tmp_path / "unlucky.py").write_text("async def broken(task, model):\n    raise RuntimeError('no luck')\n")
+    assert main(["run", "--config", str(config), "--set", f"workflow={tmp_path / 'unlucky.py'}:broken"]) == 1
+    said = capsys.readouterr().err
+    assert "no luck" in said
+    assert "Traceback" not in said
 
 
 def test_ctrl_c_saves_a_checkpoint_and_exits_130(config, tmp_path):

@@ -131,15 +131,17 @@ def test_two_steps_of_training(short, check_run):
 
 
 def test_a_step_on_larger_maps_whose_longest_game_fits(tmp_path):
-    """Break: less than 6144 tokens on the page, and games that end neither at the goal nor in a hole are too long."""
+    """Break: less than 6144 tokens on the page, and games that end neither at the goal nor in a hole are too long. The
+    step is of smaller maps: games of sixty turns take their time."""
     from frozen_lake.agent import draw, opening
     from frozen_lake.main import main
+    from frozen_lake.make_data import write_lakes
     from frozen_lake.make_model import make_tokenizer
 
-    small = ["--steps=1", "--batch-size=1", "--group-size=2", "--eval-tasks=1"]
+    small = ["--steps=1", "--batch-size=1", "--group-size=2", "--eval-tasks=1", "--size=4"]
     result = main([*LARGER, *small, f"--data={tmp_path / 'data'}", f"--out={tmp_path / 'runs'}"])
     assert result.steps == 1
-    folder = tmp_path / "data" / "6x6-slippery"
+    folder = write_lakes(tmp_path / "larger", size=int(LARGER[LARGER.index("--size") + 1]), slippery=True)
     task = max(rows_of(folder / "train.jsonl") + rows_of(folder / "test.jsonl"), key=lambda task: task["max_turns"])
     turn = [{"role": "assistant", "content": "up up up up"}, {"role": "user", "content": draw(task["map"], 0)}]
     ids = make_tokenizer().apply_chat_template([*opening(task, 0), *turn * task["max_turns"]])["input_ids"]

@@ -14,8 +14,11 @@ SERVERS = ("one", "two")
 STEPS = 4
 
 
-@pytest.fixture(params=["folder", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture(
+    params=[pytest.param("folder", marks=pytest.mark.slow), pytest.param("postgres", marks=pytest.mark.postgres)]
+)
 def exchange(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """CI has the database; what a folder does otherwise is in `test_serve_learning.py` and `test_two_processes.py`."""
     return str(tmp_path / "shared") if request.param == "folder" else request.getfixturevalue("postgres")
 
 

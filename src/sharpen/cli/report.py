@@ -66,7 +66,7 @@ def run_report(arguments: argparse.Namespace) -> int:
             check_links(run_dir)
         write_whole(path, html(report), lasting=False)
         if arguments.output is None:
-            write_cards(run_dir, replace=False)
+            write_cards(run_dir, report, replace=False)
     except OSError as error:
         raise ConfigError(
             f"{error.filename or path} cannot be written: {error.strerror}; name another file with --output"

@@ -14,6 +14,8 @@ from sharpen.errors import ModelError
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.run.plan.live import LiveBytes, Pass, _one_sequence, _pass_bytes, _peaks, pass_bytes
 
+DEPTH = 9  # 2 and 4 layers are traced
+
 
 class RealBytes(LiveBytes):
     """Counts tensors with contents."""
@@ -89,7 +91,7 @@ def test_depth_is_extrapolated_exactly(
     accumulates: bool, num_tokens: int, checkpointing: bool, lora: LoraConfig | None
 ) -> None:
     """Without the marks between the parts of the pass the peak of another part was extrapolated, too low."""
-    config = model_config(num_hidden_layers=16, vocab_size=50_000, hidden_size=256)
+    config = model_config(num_hidden_layers=DEPTH, vocab_size=50_000, hidden_size=256)
     traced = Pass(
         num_tokens=num_tokens,
         num_loss_tokens=50,
@@ -98,7 +100,7 @@ def test_depth_is_extrapolated_exactly(
         accumulates=accumulates,
         lora=lora,
     )
-    assert pass_bytes(config, traced) == max(_peaks(config, traced, 16))
+    assert pass_bytes(config, traced) == max(_peaks(config, traced, DEPTH))
 
 
 def test_more_tokens_take_more_and_checkpointing_takes_less() -> None:

@@ -26,10 +26,11 @@ _SHOWN = re.compile(r"(algorithm|loss|trainer|sampling|critic|sync)\.|seed$|mode
 """Settings of the training; paths and names of this machine are nobody's business."""
 
 
-def write_cards(run_dir: Path, *, replace: bool = True) -> list[Path]:
+def write_cards(run_dir: Path, report: Report | None = None, *, replace: bool = True) -> list[Path]:
     """Write the card of each kept checkpoint and return the paths. A checkpoint has the base model's `README.md`, which
-    is replaced; without `replace`, any that is not ours stays as it is. A link gets none: it may lead anywhere."""
-    report = read_report(run_dir)
+    is replaced; without `replace`, any that is not ours stays as it is. A link gets none: it may lead anywhere. Without
+    the run's report this reads it, and all rollouts for it."""
+    report = report or read_report(run_dir)
     written = []
     for checkpoint in kept_checkpoints(run_dir):
         if checkpoint.is_symlink():

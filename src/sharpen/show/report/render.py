@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from sharpen.agent.transcript import clean_for_page
 from sharpen.files import write_whole
 from sharpen.show.monitor import figures
-from sharpen.show.report.contents import Report, read_report
+from sharpen.show.report.contents import Report
 from sharpen.show.view.data.measures import Count, Measure
 from sharpen.show.view.data.run import Cost
 
@@ -27,11 +27,9 @@ _TEMPLATES = Path(__file__).with_name("templates")
 _MARKDOWN = re.compile(r"([\\`*_\[\]#|~])")
 
 
-def write_report(run_dir: Path, *, price_per_hour: float | None = None) -> Path:
-    """Write `report.html` into a run directory, whatever state the run is in, and return its path."""
-    path = run_dir / NAME
-    write_whole(path, html(read_report(run_dir, price_per_hour=price_per_hour)), lasting=False)
-    return path
+def write_report(run_dir: Path, report: Report) -> None:
+    """Write `report.html` into a run directory."""
+    write_whole(run_dir / NAME, html(report), lasting=False)
 
 
 def html(report: Report) -> str:
