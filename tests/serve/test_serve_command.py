@@ -146,7 +146,7 @@ def test_code_that_a_run_names_is_loaded_only_where_it_is_named_again(model: Pat
     found = find_model(str(run))
     config = serving_config(found, {}).config
     assert (config.model.tool_call_parser, config.families, config.model.max_model_len) == ("auto", (), 777)
-    assert f'if you trust it: --set model.tool_call_parser="{named}" --set families=["{named}"]' in found.origin
+    assert f"""trust it: --set 'model.tool_call_parser="{named}"' --set 'families=["{named}"]')""" in found.origin
     assert serving_config(found, {"families": [named]}).config.families == (named,)
 
 

@@ -7,6 +7,7 @@ configuration of the server.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ def find_model(path: str) -> ServedModel:
         code = [name for name, value in settings.items() if ":" in str(value)]
         origin = f"as {run.name} was trained"
         if code:
-            named = " ".join(f"--set {name}={json.dumps(settings.pop(name))}" for name in code)
+            named = shlex.join(word for name in code for word in ("--set", f"{name}={json.dumps(settings.pop(name))}"))
             origin += f" (without the code that it names; if you trust it: {named})"
         return ServedModel(folder=folder, name=run.name, settings=settings, origin=origin)
     name = given.absolute().name if given.is_dir() else path
