@@ -32,7 +32,7 @@ import torch
 from agent import judge, run_agent
 
 from sharpen.config.load import resolve
-from sharpen.evidence.certificate.beside import RepeatedBeside
+from sharpen.evidence.certificate.plain.beside import RepeatedBeside
 from sharpen.run.assembly import open_loop
 from sharpen.run.loop import Loop
 from sharpen.run.repeats import SHARE

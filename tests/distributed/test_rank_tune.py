@@ -15,7 +15,7 @@ from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 from sharpen.cli.main import FAILED, main
 from sharpen.errors import RankError
 from sharpen.evidence.certificate.certify import certify
-from sharpen.evidence.certificate.retrain import retrain
+from sharpen.evidence.certificate.plain.retrain import retrain
 from sharpen.learning.experience.reading import read_groups_at, read_last_groups, read_steps
 
 pytestmark = pytest.mark.distributed

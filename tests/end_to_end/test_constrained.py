@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.evidence.certificate.certify import certify
-from sharpen.evidence.certificate.retrain import retrain
+from sharpen.evidence.certificate.plain.retrain import retrain
 from sharpen.learning.experience.reading import read_groups
 
 

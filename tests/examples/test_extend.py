@@ -19,7 +19,7 @@ from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOu
 from sharpen.config.functions import PREPARED, import_function, import_object
 from sharpen.errors import ConfigError
 from sharpen.evidence.certificate.certify import certify
-from sharpen.evidence.certificate.retrain import with_updates
+from sharpen.evidence.certificate.plain.retrain import with_updates
 from sharpen.gateway.routes import Protocols
 from sharpen.learning.experience.reading import read_groups
 from sharpen.models.configuration import read_config

@@ -10,7 +10,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-from sharpen.gateway.spans import span_of
+from sharpen.gateway.exchange import span_of
 from sharpen.types import Span
 
 USER = [{"role": "user", "content": "hello"}]

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from sharpen.config.sections import GatewayConfig
-from sharpen.gateway.web_pages import refusal
+from sharpen.gateway.listening import refusal
 
 EVERYWHERE = GatewayConfig(host="0.0.0.0")
 

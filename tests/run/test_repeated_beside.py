@@ -10,8 +10,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from sharpen import WorkflowOutput
 from sharpen.config.load import resolve
 from sharpen.errors import CertificateError
-from sharpen.evidence.certificate.beside import RepeatedBeside
 from sharpen.evidence.certificate.certificate import recorded_certificate, write_certificate
+from sharpen.evidence.certificate.plain.beside import RepeatedBeside
 from sharpen.run.assembly import gradients_at_the_end, open_loop
 from sharpen.run.repeats import Repeats, Size
 

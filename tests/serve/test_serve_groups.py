@@ -11,7 +11,7 @@ from sharpen.placement.exchange.batch import SESSIONS, ExploredBatch
 from sharpen.placement.exchange.store import FolderStore
 from sharpen.placement.exchange.weights import SessionSpan, TrainerNote, read_note
 from sharpen.run.receiver import Inbox, Receiver
-from sharpen.serve.groups import Sizes, choose, make_batch, teaches, too_old
+from sharpen.serve.learning import Sizes, choose, make_batch, teaches, too_old
 from sharpen.serve.visit import Visit, _shifted
 from sharpen.types import Call, CallStatus, Sampling, Task
 

@@ -63,7 +63,7 @@ def print_certificate(
     out = out or sys.stdout
     certificate = certify(run_dir, logprobs=logprobs)
     if retrain is not None:
-        from sharpen.evidence.certificate.retrain import with_updates
+        from sharpen.evidence.certificate.plain.retrain import with_updates
 
         certificate = with_updates(certificate, run_dir, retrain, lambda line: say(line, file=sys.stderr))
     if as_json:

@@ -25,7 +25,6 @@ which engine samples, what a rollout is rewarded with, or what is trained.
 - `server`: answers everybody else over HTTP
 - `http_protocol`: one connection of that server, with its bounds
 - `listening`: where it listens, and its URLs
-- `web_pages`: refuses requests of web pages
 - `keys`: the keys of rollouts, and the error for a request without one
 - `caller`: finds code of one rollout that uses another's client, also by the connection that it opened
 - `body`: decodes JSON within bounds
@@ -33,6 +32,5 @@ which engine samples, what a rollout is rewarded with, or what is trained.
 - `replies`: whole replies and errors, as the API has them
 - `stream`: the chunks of an answer on their way to its reader
 - `tasks`: the asyncio tasks of an attempt, cancelled at its end
-- `spans`: the OpenTelemetry span in which a call was made
 - `meter`: counts calls and tokens of auxiliary models, up to a cap
 """

@@ -4,7 +4,6 @@ In: a recipe and the parts. Out: the same parts behind the same interfaces, star
 know what is computed in them, nor what a run does next.
 
 - `place`: what a run asks of the place of its parts
-- `start`: starts the serving side of a run, here or on Ray
 - `local`: the serving side in this process
 - `serving`: its thread for engine and gateway
 - `sessions`: the user's functions, who runs them, and the models that each rollout opens

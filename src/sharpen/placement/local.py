@@ -19,6 +19,7 @@ from sharpen.learning.recipe import Job, Recipe
 from sharpen.models.files import quiet_transformers
 from sharpen.placement.auxiliary.models import AuxiliaryModels, loading
 from sharpen.placement.engines import load_policy, make_gateway
+from sharpen.placement.place import Place, Serving
 from sharpen.placement.probe import sample_probes
 from sharpen.placement.serving import ServingThread
 from sharpen.placement.sessions import attempt_runner, openers, user_functions
@@ -26,6 +27,7 @@ from sharpen.types import Experience, IntArray, Mode
 
 if TYPE_CHECKING:
     import torch
+
 
 NEW_OBJECTS = 10_000
 """While agents run, the garbage collector looks for garbage after so many new objects. After 700, Python's default, it
@@ -129,3 +131,27 @@ class LocalServing:
 
     def _close_engine(self) -> None:
         self.thread.call(self.engine.close(), timeout_s=30)
+
+
+# Starts the serving side of a run, in this process or in actors of Ray.
+#
+# In: a `Job`. Out: `Serving`, the interface that the coordinator uses.
+
+
+def start_serving(job: Job[Recipe]) -> Serving:
+    """Load the job's models and start serving them; see `local.LocalServing` and `cluster.serving.RayServing`."""
+    if not job.config.uses_ray:
+        return LocalServing(job)
+    from sharpen.placement.cluster.serving import RayServing
+
+    return RayServing(job)
+
+
+def start_training(job: Job[Recipe]) -> Place | None:
+    """Reserve the place of a trainer without engines; None is this machine. Raises `ConfigError` if Ray is not
+    available."""
+    if not job.config.uses_ray:
+        return None
+    from sharpen.placement.cluster.placement import RayTraining
+
+    return RayTraining(job.config)

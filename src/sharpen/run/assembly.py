@@ -28,9 +28,9 @@ from sharpen.learning.supervised.data import make_tutor, read_data
 from sharpen.machine import let_idle_workers_sleep
 from sharpen.models.files import model_folder
 from sharpen.models.identity import Identity, model_identity
+from sharpen.placement.local import start_serving, start_training
 from sharpen.placement.place import Serving
 from sharpen.placement.probe import probe_at_start
-from sharpen.placement.start import start_serving, start_training
 from sharpen.placement.trainers import AnyTrainer, make_trainer
 from sharpen.run.data import read_expert_only, read_tasks
 from sharpen.run.decide import decide
@@ -276,8 +276,8 @@ def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
 
 def _repeats(site: Site, trainer: AnyTrainer, journal: Journal) -> Repeats | None:
     """Return what has steps made once more, if the settings want it."""
-    from sharpen.evidence.certificate.retrain import memory_bytes
-    from sharpen.evidence.certificate.saved_state import num_weights
+    from sharpen.evidence.certificate.plain.retrain import memory_bytes
+    from sharpen.evidence.certificate.plain.saved_state import num_weights
     from sharpen.machine import available_bytes
     from sharpen.run.repeats import Repeats, Size
 

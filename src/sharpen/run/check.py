@@ -22,8 +22,8 @@ from sharpen.learning.experience.evidence import read_gradients
 from sharpen.learning.experience.records import CHECK
 from sharpen.learning.recipe import Job, RolloutRecipe, RowRecipe
 from sharpen.machine import let_idle_workers_sleep, trained_on
+from sharpen.placement.local import start_serving
 from sharpen.placement.place import Serving
-from sharpen.placement.start import start_serving
 from sharpen.placement.trainers import make_trainer
 from sharpen.run.assembly import Site, gradients_of_checkpoint
 from sharpen.run.data import read_tasks

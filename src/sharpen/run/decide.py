@@ -111,7 +111,7 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
         folder=folder,
         teacher=teacher,
         engine=engine,
-        adapters=_adapters(config, engine, trains=True),
+        adapters=served_adapters(config, engine, trains=True),
         notices=notices,
     )
 
@@ -140,7 +140,7 @@ def decide_rows(config: RunConfig, workflow: Function | None, judge: Function | 
         judge=judge,
         folder=folder,
         engine=engine,
-        adapters=_adapters(config, engine, trains=True),
+        adapters=served_adapters(config, engine, trains=True),
         notices=notices,
     )
 
@@ -163,7 +163,7 @@ def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | N
         judge=judge,
         folder=folder,
         engine=engine,
-        adapters=_adapters(config, engine, trains=False),
+        adapters=served_adapters(config, engine, trains=False),
         notices=notices,
     )
 
@@ -183,7 +183,7 @@ def decide_serving(config: RunConfig) -> Job[Recipe]:
         judge=None,
         folder=folder,
         engine=engine,
-        adapters=_adapters(config, engine, trains=False),
+        adapters=served_adapters(config, engine, trains=False),
         notices=notices,
     )
 
@@ -207,7 +207,7 @@ def decide_learning_server(config: RunConfig) -> Job[RolloutRecipe]:
         judge=None,
         folder=folder,
         engine=engine,
-        adapters=_adapters(config, engine, trains=False),
+        adapters=served_adapters(config, engine, trains=False),
         notices=notices,
     )
 
@@ -300,7 +300,7 @@ def check_base(config: RunConfig, engine: EngineChoice | None, *, serves: bool) 
         )
 
 
-def _adapters(config: RunConfig, engine: EngineChoice | None, *, trains: bool) -> LoraConfig | None:
+def served_adapters(config: RunConfig, engine: EngineChoice | None, *, trains: bool) -> LoraConfig | None:
     """Return the LoRA settings if the engine serves the adapters beside the model's own weights: the embedded one where
     it shares these with a trainer; vLLM where it supports their rank and the trainer is in this process."""
     lora = config.trainer.lora

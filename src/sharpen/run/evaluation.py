@@ -33,9 +33,9 @@ from sharpen.learning.supervised.held_out import HeldOut
 from sharpen.placement.auxiliary.models import AuxiliaryModels, loading
 from sharpen.placement.auxiliary.remote import RemoteModel
 from sharpen.placement.auxiliary.settings import check_auxiliary_models
+from sharpen.placement.local import start_serving
 from sharpen.placement.serving import ServingThread
 from sharpen.placement.sessions import attempt_runner, opener, own_arguments
-from sharpen.placement.start import start_serving
 from sharpen.run.decide import decide_evaluation, fit_to_machine
 from sharpen.run.progress import Measurement
 from sharpen.show.monitor.display import Display

@@ -29,9 +29,9 @@ from sharpen.placement.exchange.announcement import Announcement
 from sharpen.placement.exchange.batch import ExploredBatch
 from sharpen.placement.exchange.store import EXPLORER, Batches, Store, open_store
 from sharpen.placement.exchange.weights import PublishedWeights
+from sharpen.placement.local import start_serving
 from sharpen.placement.place import Serving
 from sharpen.placement.probe import probe_at_start
-from sharpen.placement.start import start_serving
 from sharpen.run.data import read_tasks
 from sharpen.run.decide import decide_rollouts
 from sharpen.run.explorer import Explorer

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sharpen.errors import CertificateError, CheckpointError
-from sharpen.evidence.certificate.beside import RepeatedBeside, num_threads
 from sharpen.evidence.certificate.certificate import Retrained
+from sharpen.evidence.certificate.plain.beside import RepeatedBeside, num_threads
 
 SHARE = 0.05
 """How much of the run's time the process may take, and the run may wait for it."""

@@ -12,7 +12,6 @@ tasks, workflows or judges.
 - `sessions`: who calls, which calls belong together, what they are worth
 - `visit`: one session, to be trained and to be saved
 - `feedback`: what applications say of their sessions
-- `groups`: sessions as batches
 - `trainer`: the trainer behind it, a process
 - `record/`: `sharpen record`: calls to somebody else's server, and what is made of them
 """

@@ -14,7 +14,7 @@ import torch
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.evidence.certificate.certify import read_resolved
 from sharpen.evidence.certificate.lineage import read_lineage
-from sharpen.evidence.certificate.retrain import Retrained, retrain
+from sharpen.evidence.certificate.plain.retrain import Retrained, retrain
 from sharpen.learning.experience.draw import draw_batches
 from sharpen.learning.experience.reading import read_groups_at
 from sharpen.learning.recipe import algorithm_of

@@ -16,7 +16,7 @@ from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 from sharpen.cli.main import main
 from sharpen.errors import ConfigError
 from sharpen.evidence.certificate.certify import certify, read_resolved
-from sharpen.evidence.certificate.retrain import retrain
+from sharpen.evidence.certificate.plain.retrain import retrain
 from sharpen.learning.experience.entropies import read_entropies
 from sharpen.learning.experience.evidence import read_delivery
 from sharpen.learning.experience.opening import open_journal

@@ -13,7 +13,7 @@ from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 from sharpen.cli.main import main
 from sharpen.config.run import SupervisedConfig
 from sharpen.evidence.certificate.certify import certify
-from sharpen.evidence.certificate.retrain import retrain
+from sharpen.evidence.certificate.plain.retrain import retrain
 from sharpen.gateway.render import Renderer
 from sharpen.learning.supervised.batches import row_digest, taught_row
 from sharpen.learning.supervised.lessons import Tutor

@@ -23,8 +23,9 @@ CHECKED = (
     "sharpen.learning.trainer.credit",
 )
 """What makes batches, advantages and weights."""
-FILES = [path for path in (ROOT / "evidence" / "certificate").glob("*.py") if path.stem not in ("rows", "plain_rows")]
-"""`rows` and `plain_rows` make the sequences of a dataset's rows again by the code that made them: they check the
+FOLDER = ROOT / "evidence" / "certificate"
+FILES = [path for path in FOLDER.rglob("*.py") if path.stem != "rows"]
+"""`rows` and `plain.rows` make the sequences of a dataset's rows again by the code that made them: they check the
 dataset, and the run's order, losses and updates."""
 
 
@@ -47,8 +48,9 @@ def test_the_certificate_imports_nothing_of_what_it_checks() -> None:
 
 def test_the_plain_loop_imports_nothing_of_the_trainer() -> None:
     """Neither losses, nor packing, nor what trains a family, nor the optimizer."""
-    for path in (ROOT / "evidence" / "certificate").glob("*.py"):
-        if path.stem.startswith("plain_") or path.stem in ("loss_rules", "likeness", "saved_state", "probe_batch"):
+    apart = ("rows.py", "retrain.py", "beside.py")
+    for path in (*(FOLDER / "plain").glob("*.py"), FOLDER / "likeness.py", FOLDER / "probe_batch.py"):
+        if path.name not in apart:
             parts = (
                 "sharpen.learning.trainer",
                 "sharpen.learning.algorithm",
@@ -63,7 +65,7 @@ def test_the_plain_loop_imports_nothing_of_the_trainer() -> None:
 
 def test_the_verdict_is_computed_again_by_other_code() -> None:
     """Red when it asks the evaluator, the verdict or its statistics."""
-    for name in ("verdict", "evaluations", "plain_intervals"):
+    for name in ("verdict", "evaluations", "intervals"):
         parts = ("sharpen.run", "sharpen.show.monitor", "sharpen.evidence.rescore", "sharpen.agent.rollout")
         assert not [
             one for one in imported(ROOT / "evidence" / "certificate" / f"{name}.py") if one.startswith(parts)
@@ -72,6 +74,7 @@ def test_the_verdict_is_computed_again_by_other_code() -> None:
 
 def test_nor_does_what_it_imports() -> None:
     """In a process of its own, with every file of the folder loaded."""
-    names = [f"sharpen.evidence.certificate.{path.stem}" for path in FILES if path.stem != "__init__"]
+    names = [f"sharpen.{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}" for path in FILES]
+    names = [name.removesuffix(".__init__") for name in names]
     code = f"import sys, {', '.join(names)}\nfound = set({CHECKED!r}) & set(sys.modules)\nassert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True)

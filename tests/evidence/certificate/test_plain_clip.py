@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sharpen.errors import ModelError
-from sharpen.evidence.certificate.plain_clip import EntropyClip, entropy_terms
+from sharpen.evidence.certificate.plain.credit import EntropyClip, entropy_terms
 
 
 def left_out(clip: EntropyClip, advantages: list[float], falls: list[float]) -> list[bool]:

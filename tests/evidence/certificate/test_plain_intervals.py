@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from sharpen.evidence.certificate import plain_intervals
+from sharpen.evidence.certificate import intervals
 from sharpen.show.monitor.statistics import accuracy, paired_difference, student_quantile
 
 KINDS = {
@@ -26,10 +26,10 @@ def test_both_ways_give_the_same_interval(kind):
         after = {task: reward if rng.random() < 0.6 else KINDS[kind](rng) for task, reward in before.items()}
         looks, among = rng.choice([1, 1, 4]), {*before.values(), *after.values()}
         one = paired_difference(before, after, looks, among=among)
-        other = plain_intervals.difference(before, after, among, looks)
+        other = intervals.difference(before, after, among, looks)
         assert other == pytest.approx((one.difference, one.low, one.high, one.num_tasks), abs=1e-9, nan_ok=True)
         mean = accuracy(before.values(), among=among)
-        found = plain_intervals.mean_interval([*before.values()], among)
+        found = intervals.mean_interval([*before.values()], among)
         assert found == pytest.approx((mean.low, mean.high), abs=1e-9, nan_ok=True)
 
 
@@ -37,5 +37,5 @@ def test_students_quantiles_agree():
     for degrees in (1, 2, 3, 9, 63, 511, 5000):
         for looks in (1, 3, 20):
             assert math.isclose(
-                plain_intervals.student_quantile(degrees, looks), student_quantile(degrees, looks), rel_tol=1e-9
+                intervals.student_quantile(degrees, looks), student_quantile(degrees, looks), rel_tol=1e-9
             )

@@ -7,7 +7,7 @@ import torch
 from bitsandbytes.functional import create_dynamic_map, dequantize_4bit, quantize_4bit
 from torch import nn
 
-from sharpen.evidence.certificate.plain_quantized import FourBits, dynamic_values
+from sharpen.evidence.certificate.plain.quantized import FourBits, dynamic_values
 from sharpen.models.nf4 import NF4Linear
 
 

@@ -18,11 +18,11 @@ from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError, ModelError
 from sharpen.evidence.certificate.certify import read_resolved
 from sharpen.evidence.certificate.likeness import compare
-from sharpen.evidence.certificate.loss_rules import PRESETS as LOSSES
-from sharpen.evidence.certificate.loss_rules import LossRules
-from sharpen.evidence.certificate.plain_adamw import Rates, State, adamw, moved_by
-from sharpen.evidence.certificate.plain_credit import Episodes, Tokens, assign
-from sharpen.evidence.certificate.retrain import retrain, why_not
+from sharpen.evidence.certificate.plain.credit import Episodes, Tokens, assign
+from sharpen.evidence.certificate.plain.loss_rules import PRESETS as LOSSES
+from sharpen.evidence.certificate.plain.loss_rules import LossRules
+from sharpen.evidence.certificate.plain.optimizers import Rates, State, adamw, moved_by
+from sharpen.evidence.certificate.plain.retrain import retrain, why_not
 from sharpen.evidence.certificate.rules import PRESETS
 from sharpen.learning.algorithm.losses import POLICY_LOSSES
 from sharpen.learning.recipe import algorithm_of

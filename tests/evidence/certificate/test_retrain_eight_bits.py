@@ -13,10 +13,10 @@ import torch
 from bitsandbytes.functional import dequantize_blockwise, quantize_blockwise
 from faulty_update import FaultyUpdate, make_run
 
-from sharpen.evidence.certificate.plain_adamw import Rates, State, adamw
-from sharpen.evidence.certificate.plain_implied import gradients, implied
-from sharpen.evidence.certificate.plain_quantized import EightBits, dynamic_values, rounded_moment
-from sharpen.evidence.certificate.retrain import retrain
+from sharpen.evidence.certificate.plain.optimizers import Rates, State, adamw
+from sharpen.evidence.certificate.plain.quantized import EightBits, dynamic_values, rounded_moment
+from sharpen.evidence.certificate.plain.retrain import retrain
+from sharpen.evidence.certificate.plain.update import gradients, implied
 
 Kind = tuple[str, dict[str, Any]]
 Fault = Callable[[FaultyUpdate], None]
@@ -207,3 +207,26 @@ def test_a_gradient_is_read_from_the_way_of_its_weight():
         torch.testing.assert_close(found["w"], torch.full(shape, gradient).double(), rtol=1e-3, atol=0)
     other.weights["w"] = other.weights["w"] + 1.0  # no gradient moves a weight so far
     assert implied(before, other, right, exact.counts, rates)["w"].min().item() > 0.5
+
+
+@pytest.mark.parametrize("first", [3e-8, 3e-9, -3e-8, 0.0])
+def test_no_way_of_a_gradient_is_too_long_for_any(first):
+    """The way is longest at one gradient. Where `eps` counts beside the moments that is another than without: with the
+    formula of `eps` 0 no gradient was found for the longest, and an honest update was called wrong."""
+    rates = Rates(
+        peak=1.0, warmup=0, schedule="constant", floor=0.0, planned=0, betas=(0.9, 0.999), eps=1e-8, decay=0.0,
+        max_norm=1e9, eight_bits=True,
+    )  # fmt: skip
+    size = (1, 4096)
+    moments = {"w/exp_avg": torch.full(size, first), "w/exp_avg_sq": torch.full(size, 4.4e-15)}
+    before = State(
+        weights={"w": torch.zeros(size).double()},
+        moments={name: moment.double() for name, moment in moments.items()},
+        counts={"w": 1},
+        version=1,
+    )
+    right, made = torch.full(size, 1e-6).double(), torch.logspace(-7, -3, 4096).double()[None]
+    state = before.copy(torch.float64)
+    adamw(state, {"w": made.clone()}, rates)
+    found = implied(before, state, {"w": right}, state.counts, rates)["w"]
+    assert bool(((found - right).abs() <= (made - right).abs() * (1 + 1e-6) + 1e-12).all())

@@ -17,8 +17,8 @@ from faulty_update import STEP, FaultyUpdate, make_run
 
 from sharpen.config.run import ExpertConfig, RunConfig
 from sharpen.evidence.certificate.certify import certify
-from sharpen.evidence.certificate.plain_expert import PHI, ExpertLoss
-from sharpen.evidence.certificate.retrain import retrain
+from sharpen.evidence.certificate.plain.losses import PHI, ExpertLoss
+from sharpen.evidence.certificate.plain.retrain import retrain
 from sharpen.evidence.certificate.rules import PRESETS
 from sharpen.learning.algorithm.expert import Expert
 

@@ -11,9 +11,9 @@ from expert_toys import put_experts
 from faulty_update import FaultyUpdate, make_run
 
 from sharpen.errors import ModelError
-from sharpen.evidence.certificate.plain_balance import Routers
-from sharpen.evidence.certificate.plain_experts import Chosen
-from sharpen.evidence.certificate.retrain import retrain
+from sharpen.evidence.certificate.plain.balance import Routers
+from sharpen.evidence.certificate.plain.model import Chosen
+from sharpen.evidence.certificate.plain.retrain import retrain
 
 
 @pytest.fixture(scope="module")

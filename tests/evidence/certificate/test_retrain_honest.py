@@ -8,7 +8,7 @@ import pytest
 from faulty_update import make_run
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from sharpen.evidence.certificate.retrain import retrain
+from sharpen.evidence.certificate.plain.retrain import retrain
 
 STEPS = 40
 KINDS = {

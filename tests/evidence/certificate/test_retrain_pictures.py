@@ -11,9 +11,8 @@ from picture_toys import draw, make_seeing_checkpoint
 
 from sharpen import WorkflowOutput
 from sharpen.errors import ModelError
-from sharpen.evidence.certificate.plain_model import PlainModel, PlainSequence
-from sharpen.evidence.certificate.plain_pictures import Pictures
-from sharpen.evidence.certificate.retrain import retrain
+from sharpen.evidence.certificate.plain.model import Pictures, PlainModel, PlainSequence
+from sharpen.evidence.certificate.plain.retrain import retrain
 from sharpen.types import PictureSpan
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from faulty_update import STEP, FaultyUpdate, make_run
 
-from sharpen.evidence.certificate.plain_teacher import TEACHINGS, Teaching
-from sharpen.evidence.certificate.retrain import retrain
+from sharpen.evidence.certificate.plain.retrain import retrain
+from sharpen.evidence.certificate.plain.teacher import TEACHINGS, Teaching
 from sharpen.evidence.certificate.rules import PRESETS
 
 Kind = tuple[str, dict[str, Any]]

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.evidence.certificate.certify import certify
-from sharpen.evidence.certificate.retrain import retrain
+from sharpen.evidence.certificate.plain.retrain import retrain
 from sharpen.show.view.data.run import updates_sentence
 
 ROOT = Path(__file__).parents[3]

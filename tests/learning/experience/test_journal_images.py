@@ -11,7 +11,7 @@ import pytest
 from experience_builders import make_call, make_group, make_rollout
 
 from sharpen.errors import ImageError, JournalError
-from sharpen.evidence.certificate.images import ImageFiles
+from sharpen.evidence.certificate.rollouts import ImageFiles
 from sharpen.learning.experience.images import ImageFolder
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.opening import open_journal

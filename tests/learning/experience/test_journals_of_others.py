@@ -13,7 +13,7 @@ from experience_builders import make_call, make_group, make_rollout
 
 from sharpen.config.sections import GatewayConfig
 from sharpen.errors import ImageError, JournalError
-from sharpen.evidence.certificate.images import MAX_BYTES, ImageFiles
+from sharpen.evidence.certificate.rollouts import MAX_BYTES, ImageFiles
 from sharpen.learning import experience
 from sharpen.learning.experience import opening
 from sharpen.learning.experience.evidence import read_delivery, refuse_too_many

@@ -10,7 +10,7 @@ import pytest
 from experience_builders import audited, make_group, make_rollout, two_turns
 
 from sharpen.errors import CallError
-from sharpen.evidence.certificate.experts import wrong_experts
+from sharpen.evidence.certificate.constraints import wrong_experts
 from sharpen.learning.algorithm.presets import PRESETS
 from sharpen.learning.experience.draw import make_batch
 from sharpen.learning.experience.journal import Journal

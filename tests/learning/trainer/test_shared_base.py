@@ -22,7 +22,7 @@ from sharpen.learning.trainer.checkpoint import pointed
 from sharpen.learning.trainer.lora import AdaptedModel
 from sharpen.models.nf4 import NF4Linear
 from sharpen.placement.trainers import publish_unmerged_adapters
-from sharpen.run.decide import check_base
+from sharpen.run.decide import check_base, served_adapters
 from sharpen.types import Sampling
 
 BASES = ("shared", "nf4")
@@ -212,3 +212,25 @@ def test_a_run_trains_on_one_base_and_leaves_the_model_that_it_served(tmp_path, 
     layer = "model.layers.0.self_attn.q_proj.weight"
     gap = (saved.get_parameter(layer) - original.get_parameter(layer)).abs().max()
     assert gap.item() > (1e-3 if base == "nf4" else 0)
+
+
+def test_which_adapters_an_engine_serves_beside_the_models_own_weights():
+    """Red as an engine that is given merged weights where it was to share the frozen ones, or the other way round."""
+    shared, own, wide = LoraConfig(base="nf4"), LoraConfig(), LoraConfig(rank=1024)
+
+    def served(lora, engine, trains=True, **changes):
+        trainer = {"lora": lora, **changes.pop("trainer", {})}
+        return served_adapters(config(trainer=trainer, **changes), engine, trains=trains)
+
+    assert served(shared, EMBEDDED) is shared
+    assert served(own, VLLM) is own
+    assert served(own, VLLM, trains=False) is own
+    assert [
+        served(own, EMBEDDED),
+        served(shared, EMBEDDED, trains=False),
+        served(wide, VLLM),
+        served(own, VLLM, trainer={"num_processes": 2}),
+        served(own, VLLM, mode="explore"),
+        served(own, None),
+        served(None, VLLM),
+    ] == [None] * 7

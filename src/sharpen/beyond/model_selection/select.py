@@ -26,7 +26,7 @@ from sharpen.config.rows import load_tasks
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.recipe import Job, Recipe
-from sharpen.placement.start import start_serving
+from sharpen.placement.local import start_serving
 from sharpen.run.decide import decide_evaluation
 from sharpen.show.monitor.display import Display
 from sharpen.types import Task

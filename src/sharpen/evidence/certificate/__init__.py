@@ -10,38 +10,16 @@
 - `formulas`: the advantages, a second time
 - `brought`: formulas of an algorithm that is not ours
 - `sources`: the files of such an algorithm, and what is not recomputed of it
-- `replay`: the replayed groups, drawn a second time
 - `draws`: whether sampled tokens come from the recorded distributions
-- `experts`: whether the recorded experts are possible
-- `constraints`: whether constrained tokens keep to their grammar
-- `images`: whether the images are those that were recorded
+- `constraints`: whether constrained tokens keep to their grammar, and whether recorded experts are possible
 - `lineage`: which of the recorded steps led to a run's weights
 - `saved_weights`: whether the checkpoints are as they were written
-- `rollouts`: the checks of a run's steps, again from its journal
+- `rollouts`: the checks of a run's steps, again from its journal; replayed groups are drawn once more, images compared
 - `rows`: those of a run without rollouts, again from its dataset
 - `verdict`: the verdict, again from the evaluations
 - `evaluations`: the rewards of the evaluations, again from their rollouts
-- `plain_intervals`: intervals and the test of a verdict, a second time
-- `retrain`: updates made a second time, and every weight compared
-- `beside`: the same in a process beside a run
-- `saved_state`: what a checkpoint holds of the trainer
-- `plain_steps`: what each step trained, for the plain loop
-- `plain_rows`: the same of a run without rollouts
-- `plain_update`: the plain loop: one sequence at a time, nothing of the trainer's
-- `loss_rules`: the loss that the settings require
-- `plain_model`: a forward pass by transformers alone
-- `plain_losses`: the losses of tokens, a second time
-- `plain_credit`: advantages of tokens, a second time
-- `plain_clip`: tokens left out for their entropy, a second time
-- `plain_teacher`: a teacher's part, a second time
-- `plain_expert`: the loss of an expert's rows, a second time
-- `plain_adamw`: AdamW with rate and clip, a second time
-- `plain_muon`: Muon, a second time
-- `plain_quantized`: numbers in 4 and 8 bits, a second time
-- `plain_implied`: the gradient that a moved weight implies
-- `plain_balance`: the balance loss of experts, a second time
-- `plain_experts`: has transformers' routers choose the recorded experts
-- `plain_pictures`: images as transformers' model takes them
+- `intervals`: intervals and the test of a verdict, a second time
+- `plain/`: updates made a second time, by a plain loop that shares nothing with the trainer
 - `likeness`: whether two sets of weights are the same but for rounding
 - `gradient_probe`: before a run: the trainer's gradient against the plain loop's
 - `probe_batch`: the small batch that it compares them on

@@ -31,9 +31,8 @@ from sharpen.evidence.certificate.certificate import (
     recorded_certificate,
 )
 from sharpen.evidence.certificate.checks import MEANING_OF_ROWS
-from sharpen.evidence.certificate.constraints import constraint_check
+from sharpen.evidence.certificate.constraints import constraint_check, wrong_experts
 from sharpen.evidence.certificate.expectation import carries_loss, is_eligible
-from sharpen.evidence.certificate.experts import wrong_experts
 from sharpen.evidence.certificate.lineage import Lineage, in_words, read_lineage
 from sharpen.evidence.certificate.rollouts import recompute_steps
 from sharpen.evidence.certificate.rules import Rules

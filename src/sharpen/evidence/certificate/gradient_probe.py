@@ -2,7 +2,7 @@
 
 In: a run's settings, the folder of its model, the trainer as it will train. Out: a `GradientProbe`. One small batch
 (`probe_batch`) goes through the trainer's forward and backward pass, with its packing, kernels, precision and ranks,
-and through the plain loop (`plain_update`) twice, in the trainer's precision and in a higher one. How far these two are
+and through the plain loop (`plain.update`) twice, in the trainer's precision and in a higher one. How far these two are
 apart is how much this model rounds; the trainer may be a small multiple of that away (`likeness`).
 
 The plain loop computes on the CPU, so that a kernel of a GPU is held against something else. What it does not make is
@@ -25,14 +25,15 @@ import torch
 from sharpen.config.run import RunConfig
 from sharpen.errors import GradientError, ModelError
 from sharpen.evidence.certificate.likeness import FACTOR, SEVERAL, Gap, compare_gradients, in_words
-from sharpen.evidence.certificate.loss_rules import LossRules
-from sharpen.evidence.certificate.plain_adamw import Rates, State
-from sharpen.evidence.certificate.plain_clip import EntropyClip
-from sharpen.evidence.certificate.plain_model import PlainModel, PlainSequence
-from sharpen.evidence.certificate.plain_quantized import FourBits
-from sharpen.evidence.certificate.plain_steps import episodes, row_loss, without_formula, without_gradient
-from sharpen.evidence.certificate.plain_teacher import Teaching, num_ids_of_teacher, teacher_folder
-from sharpen.evidence.certificate.plain_update import PlainStep, make_steps
+from sharpen.evidence.certificate.plain.credit import EntropyClip
+from sharpen.evidence.certificate.plain.loss_rules import LossRules
+from sharpen.evidence.certificate.plain.model import PlainModel, PlainSequence
+from sharpen.evidence.certificate.plain.optimizers import Rates, State
+from sharpen.evidence.certificate.plain.quantized import FourBits
+from sharpen.evidence.certificate.plain.saved_state import num_weights
+from sharpen.evidence.certificate.plain.steps import episodes, row_loss, without_formula, without_gradient
+from sharpen.evidence.certificate.plain.teacher import Teaching, num_ids_of_teacher, teacher_folder
+from sharpen.evidence.certificate.plain.update import PlainStep, make_steps
 from sharpen.evidence.certificate.probe_batch import (
     LONGEST,
     SHORTEST,
@@ -45,7 +46,6 @@ from sharpen.evidence.certificate.probe_batch import (
     with_routes,
 )
 from sharpen.evidence.certificate.rules import Rules
-from sharpen.evidence.certificate.saved_state import num_weights
 from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.machine import available_bytes
 from sharpen.models.files import quiet_transformers

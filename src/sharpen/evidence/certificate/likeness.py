@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sharpen.evidence.certificate.plain_adamw import KINDS, State
-from sharpen.evidence.certificate.plain_muon import KIND as MUON
+from sharpen.evidence.certificate.plain.optimizers import KINDS, MUON, State
 
 FACTOR = 8.0
 """How many times further than the two precisions are apart from each other the trainer's result may be from the higher
@@ -29,7 +28,7 @@ so that one measurement of it may come out small by chance. It is then measured 
 
 TURNED = 4.0
 """The factor for matrices that Muon moves, after one update and after several: their rounding, to bfloat16, is measured
-larger than it is (`plain_muon`)."""
+larger than it is (`plain.optimizers`)."""
 
 TWINS = 3
 """How often rounding is measured after several updates."""
@@ -95,7 +94,7 @@ def compare(
     as much as any other, either way, so that rounding would decide how far it is from the exact one. AdamW makes of
     moments what it makes of each number, so that nothing is rounded but the result; Muon makes products in bfloat16.
     Moments in 8 bits are those that the weights moved by, rounded: `said` are then the gradients that the weights
-    imply, the exact ones and the rounded ones, and compared in place of the weights (`plain_implied`). `whose` stands
+    imply, the exact ones and the rounded ones, and compared in place of the weights (`plain.update`). `whose` stands
     before the names of tensors."""
     factor = FACTOR if own else FACTOR * SEVERAL
     turned = {name for name in before.weights if f"{name}/{MUON}" in exact.moments}

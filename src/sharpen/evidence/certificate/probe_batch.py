@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sharpen.evidence.certificate.plain_model import PlainSequence
+from sharpen.evidence.certificate.plain.model import PlainSequence
 from sharpen.types import Experience, RouteArray
 
 Ids = npt.NDArray[np.int64]

@@ -6,9 +6,13 @@ checks of what was stored as passed to the trainer against the recorded groups; 
 
 from __future__ import annotations
 
+import json
+import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +21,22 @@ from sharpen.evidence.certificate.audit import TOLERANCE, audit
 from sharpen.evidence.certificate.checks import DRAWS
 from sharpen.evidence.certificate.delivery import ids_digest, recorded_digest
 from sharpen.evidence.certificate.draws import Draws, DrawTest, sums_of
-from sharpen.evidence.certificate.expectation import TRAINED, Expectation, carries_loss, expect
-from sharpen.evidence.certificate.images import ImageFiles
+from sharpen.evidence.certificate.expectation import (
+    TRAINED,
+    Expectation,
+    ExpectedCall,
+    carries_loss,
+    expect,
+    is_eligible,
+)
 from sharpen.evidence.certificate.lineage import Lineage, in_words
-from sharpen.evidence.certificate.replay import Memory
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.learning.experience.entropies import read_entropy_sums
 from sharpen.learning.experience.evidence import read_delivery, read_step_groups
 from sharpen.learning.experience.opening import reading
 from sharpen.learning.experience.reading import TrainedCall, read_checks, read_group_ids, read_groups_at, read_trained
 from sharpen.learning.experience.records import EXPERT, Delivery, GroupPlace, LossSpan
-from sharpen.types import Check, Group
+from sharpen.types import Call, Check, Group
 
 
 @dataclass(slots=True)
@@ -228,3 +237,142 @@ def _changed_checks(step: int, recomputed: Sequence[Check], recorded: Sequence[C
                 f"step {step}: the recomputed check {check.name} differs from the recorded one: {check.broken} of "
                 f"{check.checked} broken now, {was} then"
             )
+
+
+# The images of the recorded calls: whether their files are what the calls name, and where their tokens are.
+#
+# In: a run directory and its groups. Out: what does not hold, in words.
+
+MAX_BYTES = 1 << 30
+"""Of the file of an image: no request may send more (`gateway.max_body_mb`)."""
+TOKEN_NAMES = ("image_token_id", "image_token_index")
+
+
+class ImageFiles:
+    """Compares calls with the files of a run. Each file is read once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / "images"
+        self._token_id = _image_token(run_dir)
+        self._known: dict[str, str | None] = {}
+
+    def problems(self, step: int, groups: Iterable[Group]) -> Iterator[str]:
+        """Yield each thing that does not hold in the groups of a step."""
+        for group in groups:
+            for rollout in group.with_baseline:
+                for call in rollout.calls:
+                    for problem in self._call(call):
+                        yield f"step {step}: rollout {rollout.id}, call {call.index}: {problem}"
+
+    def _call(self, call: Call) -> Iterator[str]:
+        after = 0
+        for span in call.pictures:
+            name = span.picture.sha256
+            if name not in self._known:
+                self._known[name] = self._file(name)
+            if (problem := self._known[name]) is not None:
+                yield problem
+            place = f"image {name[:12]} at the tokens {span.start} to {span.start + span.length - 1}"
+            if span.length < 1 or span.start < after or span.start + span.length > len(call.prompt_ids_P):
+                yield f"{place} is not in the prompt, or in another image"
+                continue
+            after = span.start + span.length
+            ends = {int(call.prompt_ids_P[span.start]), int(call.prompt_ids_P[after - 1])}
+            if len(ends) > 1 or self._token_id not in (None, *ends):
+                yield f"{place} begins or ends with a token that is none of an image"
+
+    def _file(self, name: str) -> str | None:
+        try:
+            with (self._folder / name).open("rb") as file:
+                if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                    return f"the file images/{name} is too large: more than {MAX_BYTES >> 20} MiB"
+                content = file.read(MAX_BYTES)
+        except OSError:
+            return f"the file images/{name} is missing"
+        return None if sha256(content).hexdigest() == name else f"the file images/{name} has been changed"
+
+
+def _image_token(run_dir: Path) -> int | None:
+    """Return the id of the model's image token, if a checkpoint of the run says it."""
+    for path in sorted(run_dir.glob("global_step_*/config.json")):
+        settings = json.loads(path.read_text())
+        for name in TOKEN_NAMES:
+            if isinstance(settings.get(name), int):
+                return int(settings[name])
+    return None
+
+
+# Draw the replayed groups of each step a second time, from the records.
+#
+# In: step by step the groups that trained, with the advantages of their calls. Out: the ids that the seed draws for a
+# step. The odds are those of `docs/use/sampling.md`; the draw is the weighted sampling without replacement of
+# Efraimidis and Spirakis.
+#
+# Shape suffix: N groups in memory.
+
+_STREAM = 4
+"""The number of this stream of random numbers, next to seed and step."""
+_EXPONENT = 0.6
+
+
+@dataclass(slots=True)
+class _Entry:
+    oldest: int
+    signal: float
+    uses: int
+
+
+@dataclass(slots=True)
+class Memory:
+    """The groups that may be replayed, in the order in which they first trained."""
+
+    kept: dict[str, _Entry] = field(default_factory=dict)
+
+    def draw(self, step: int, version: int, rules: Rules, max_staleness: int) -> list[str]:
+        """Return the ids that the seed draws for a step, in the order drawn."""
+        self.kept = {id_: entry for id_, entry in self.kept.items() if version - entry.oldest <= max_staleness}
+        if not self.kept or not rules.replayed_groups:
+            return []
+        odds_N = np.array(
+            [
+                (entry.signal**_EXPONENT if rules.replay_by_signal else 1.0)
+                * (1.0 - (version - entry.oldest) / (max_staleness + 1))
+                / 2.0 ** (entry.uses - 1)
+                for entry in self.kept.values()
+            ]
+        )
+        uniform_N = np.random.default_rng([rules.seed, step, _STREAM]).random(len(odds_N))
+        order_N = np.argsort(-np.log1p(-uniform_N) / odds_N, kind="stable")
+        ids = list(self.kept)
+        return [ids[place] for place in order_N[: rules.replayed_groups].tolist()]
+
+    def keep(self, groups: Sequence[Group], trained: Iterable[ExpectedCall], rules: Rules) -> None:
+        """Record that these groups trained: add one to their uses and update their mean absolute advantage. Groups
+        whose mean is 0 are dropped. A run without replay keeps none."""
+        if not rules.replayed_groups:
+            return
+        sizes: dict[str, list[float]] = {}
+        for call in trained:
+            assert call.advantage is not None, "a run that replays has a second formula of its advantage"
+            size = abs(float(np.float32(call.advantage)))
+            sizes.setdefault(call.group_id, []).append(size if size > call.slack else 0.0)
+        for group in groups:
+            of_group = sizes.get(group.id, [])
+            signal = math.fsum(of_group) / len(of_group) if of_group else 0.0
+            if signal <= 0.0:
+                self.kept.pop(group.id, None)
+            elif group.id in self.kept:
+                self.kept[group.id].signal, self.kept[group.id].uses = signal, self.kept[group.id].uses + 1
+            else:
+                self.kept[group.id] = _Entry(_oldest(group, rules), signal, 1)
+
+
+def _oldest(group: Group, rules: Rules) -> int:
+    """Return the version of the group's oldest trainable token."""
+    versions = [
+        int(call.versions_S.min())
+        for rollout in group.rollouts
+        for call in (rollout.calls if is_eligible(rollout, rules) else ())
+        if carries_loss(call)
+    ]
+    return min(versions, default=group.version)

@@ -12,7 +12,7 @@ from sharpen.config.problems import refuse
 from sharpen.config.run import AGGREGATIONS, KLS, RunConfig
 from sharpen.evidence.certificate.brought import KINDS, second_of
 from sharpen.evidence.certificate.formulas import FORMULAS
-from sharpen.evidence.certificate.loss_rules import LossRules, is_ours
+from sharpen.evidence.certificate.plain.loss_rules import LossRules, is_ours
 from sharpen.evidence.certificate.rules import PRESETS, Rules
 from sharpen.learning.algorithm.supervised import learns_from_rows
 

@@ -26,8 +26,8 @@ from sharpen.evidence.certificate.evaluations import (
     read_passes,
     read_results,
 )
+from sharpen.evidence.certificate.intervals import difference, mean_interval, two_values
 from sharpen.evidence.certificate.lineage import Lineage
-from sharpen.evidence.certificate.plain_intervals import difference, mean_interval, two_values
 from sharpen.learning.experience.evidence import read_sessions
 from sharpen.learning.experience.records import EVALUATIONS
 

@@ -10,5 +10,4 @@
 - `messages`: Anthropic's Messages
 - `messages_schema`: the types of its requests
 - `completions`: OpenAI's old Completions: prompts without a template
-- `completions_schema`: the types of its requests
 """

@@ -11,16 +11,37 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Required
+
+from pydantic import Field, with_config
 
 from sharpen.contracts import Generation
 from sharpen.gateway.answers import Choice, Delta, Head, Writer
 from sharpen.gateway.context import Context
-from sharpen.gateway.door import Door, openai_place
+from sharpen.gateway.door import CLOSED, MAX_INT32, Door, Items, SomeItems, openai_place, unsupported
 from sharpen.gateway.protocols import chat
-from sharpen.gateway.protocols.completions_schema import CompletionRequest
+from sharpen.gateway.protocols.chat_schema import Shared
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, CallRequest, given_fields, short_repr
+
+MAX_LOGPROBS = 5
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
+NOT_ECHO = unsupported("the prompt is the request's own")
+NOT_SUFFIX = unsupported("text is continued, not filled in")
+
+
+@with_config(CLOSED)
+class CompletionRequest(Shared, total=False):
+    """A request of Completions, for one prompt: a text or token ids."""
+
+    prompt: Required[str | SomeItems[TokenId] | Items[str] | Items[SomeItems[TokenId]]]
+    best_of: int | None
+    echo: NOT_ECHO  # type: ignore[valid-type]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None
+    suffix: NOT_SUFFIX  # type: ignore[valid-type]
+
+
+# Prompts without a chat template: OpenAI's legacy Completions API.
 
 DOOR = Door(CompletionRequest, openai_place, chat.unknown)
 

@@ -68,7 +68,7 @@ def corrected_k3(logprobs_E: torch.Tensor, other_E: torch.Tensor, old_E: torch.T
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KL:
     """An estimator. `second` is the formula once more, for the certificate: it shares no code with `function`, and
-    takes and returns the same, of the tokens of one call; ours are in `evidence.certificate.plain_losses`."""
+    takes and returns the same, of the tokens of one call; ours are in `evidence.certificate.plain.losses`."""
 
     function: KLFunction
     second: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None

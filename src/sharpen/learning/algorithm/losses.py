@@ -286,7 +286,7 @@ class PolicyLoss:
     although it has no ratio. `bounds`: its parameters that limit how far the ratio may be from 1 before a token loses
     its gradient.
 
-    `second` is the formula once more, for the certificate; ours are in `evidence.certificate.plain_losses`. It shares
+    `second` is the formula once more, for the certificate; ours are in `evidence.certificate.plain.losses`. It shares
     no code with `function`, takes the same parameters, and gets the tokens of one call: logprobs now, those they are
     compared with, and advantages. It returns the loss of each token.
     """

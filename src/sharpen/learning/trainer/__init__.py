@@ -21,7 +21,6 @@
 - `critic`: a model with a head for values
 - `teacher`: a frozen model to learn from
 - `optimizer`: updates weights: rate, clipping, state
-- `update_rules`: AdamW, its 8-bit kinds, Muon
 - `step_start`: back to where a step began, if it fails
 - `parity`: trainer and engine compute the same, or the step fails
 - `rounding`: how much bfloat16 rounds this model here, which bounds how far the two may differ

@@ -5,5 +5,4 @@
 - `endpoint`: an endpoint as workflows use it
 - `remote`: its clients and its loopback URL, checked and counted
 - `remote_transport`: sends requests on another thread's loop
-- `usage`: counts tokens while a response passes
 """

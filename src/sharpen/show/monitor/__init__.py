@@ -1,9 +1,8 @@
 """Metrics in; TensorBoard, JSONL, W&B, MLflow or SwanLab, the reward curve and the summary out.
 
 - `display`: lines for steps and evaluations, and what happens now
-- `block`: where the live lines are: a terminal, a notebook, nowhere
 - `live`: those at the bottom of a terminal
-- `notebook`: those in the output of a cell
+- `notebook`: where they are: a terminal, the output of a cell, nowhere
 - `stream`: output streams that may close
 - `spent`: how the time of a step is spent
 - `metrics`: `metrics.jsonl`, and every monitor that is asked for

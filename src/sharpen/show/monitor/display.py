@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, TextIO, cast
 from sharpen.models.pieces import auto_class
 from sharpen.screen import cells, columns_of, command_lines, fitted, text_width
 from sharpen.show.monitor import spent
-from sharpen.show.monitor.block import block_for
 from sharpen.show.monitor.figures import number
+from sharpen.show.monitor.notebook import block_for
 from sharpen.show.monitor.stream import LastingStream
 from sharpen.show.monitor.table import comparison_lines, evaluation_line, shortened
 

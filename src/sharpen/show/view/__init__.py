@@ -13,6 +13,5 @@
 - `follow`: tells pages that a run has grown
 - `notes`: thumbs and notes of people
 - `diagnoses`: diagnoses, made beside the pages
-- `tokens`: text of token ids
 - `drawing`: numbers as small drawings
 """

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import datetime
 import re
+import threading
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from sharpen.agent.transcript import Decode
 from sharpen.errors import ImageError
 from sharpen.show.view import drawing
 from sharpen.show.view.data.compare import compare_page
@@ -36,11 +38,11 @@ from sharpen.show.view.data.run import curve_csv, reward_margins, reward_range, 
 from sharpen.show.view.data.runs import runs_page
 from sharpen.show.view.data.search import SearchQuery, name_of, number_of, search_page
 from sharpen.show.view.data.tasks import step_page, task_page, tasks_page
+from sharpen.show.view.files import RunFiles
 from sharpen.show.view.folders import Folder
 from sharpen.show.view.follow import Follower, events
 from sharpen.show.view.library import Library, stamp
 from sharpen.show.view.notes import MAX_CHARACTERS, Note, new_note, read_notes, write_note
-from sharpen.show.view.tokens import Decoders
 from sharpen.types import Picture
 
 HERE = Path(__file__).parent
@@ -322,3 +324,62 @@ def _url(*parts: str, **query: Any) -> str:
 def _time(seconds: float | None) -> str:
     """Return a time as text, of this machine's zone."""
     return "" if seconds is None else f"{datetime.datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}"
+
+
+# The text of token ids: the tokenizer of a run.
+#
+# In: a run's folder and settings. Out: a function from ids to text, and why there is none where there is none. Only
+# the tokenizer's file is read, never a model.
+
+FILE = "tokenizer.json"
+
+
+class Decoders:
+    """The decoders of runs, each made once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[Path, Decode] = {}
+
+    def of(self, files: RunFiles) -> tuple[Decode | None, str]:
+        """Return a run's decoder, or None and the reason."""
+        file = next((folder / FILE for folder in _folders(files) if (folder / FILE).is_file()), None)
+        if file is None:
+            model = files.setting("model.model_path")
+            return None, f"tokens are shown as ids: there is no {FILE} in the run's checkpoints, nor in {model}"
+        with self._lock:
+            if file not in self._found:
+                try:
+                    self._found[file] = _decoder(file)
+                except Exception as error:  # what the library raises for a damaged file is its own business
+                    return None, f"tokens are shown as ids: {file} cannot be read ({error})"
+            return self._found[file], ""
+
+
+def _folders(files: RunFiles) -> Iterator[Path]:
+    """The places where the tokenizer may be: checkpoints, the model before training, or its copy from the hub."""
+    yield from (files.path / name for name in ("latest", "best"))
+    yield from sorted(files.path.glob("global_step_*"), reverse=True)
+    model = files.setting("model.model_path")
+    if isinstance(model, str):
+        yield Path(model).expanduser()
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            cached = try_to_load_from_cache(model, FILE)
+        except HFValidationError:  # a path
+            return
+        if isinstance(cached, str):
+            yield Path(cached).parent
+
+
+def _decoder(file: Path) -> Decode:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    return decode

@@ -21,20 +21,19 @@ from sharpen.evidence.certificate.certify import Settings, read_resolved
 from sharpen.evidence.certificate.likeness import TWINS, Likeness, compare, in_words
 from sharpen.evidence.certificate.lineage import in_words as steps_in_words
 from sharpen.evidence.certificate.lineage import read_lineage
-from sharpen.evidence.certificate.plain_adamw import Rates, State, moved_by
-from sharpen.evidence.certificate.plain_implied import gradients, implied
-from sharpen.evidence.certificate.plain_model import HEAD, PlainModel
-from sharpen.evidence.certificate.plain_quantized import FourBits
-from sharpen.evidence.certificate.plain_steps import RolloutSteps
-from sharpen.evidence.certificate.plain_teacher import teacher_folder
-from sharpen.evidence.certificate.plain_update import PlainStep, make_steps
-from sharpen.evidence.certificate.saved_state import (
+from sharpen.evidence.certificate.plain.model import HEAD, PlainModel
+from sharpen.evidence.certificate.plain.optimizers import Rates, State, moved_by
+from sharpen.evidence.certificate.plain.quantized import FourBits
+from sharpen.evidence.certificate.plain.saved_state import (
     SavedState,
     num_weights,
     read_adapters_at_start,
     read_state,
     records_adapters_at_start,
 )
+from sharpen.evidence.certificate.plain.steps import RolloutSteps
+from sharpen.evidence.certificate.plain.teacher import teacher_folder
+from sharpen.evidence.certificate.plain.update import PlainStep, gradients, implied, make_steps
 from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.machine import available_bytes
 from sharpen.models.files import model_folder, quiet_transformers
@@ -150,13 +149,13 @@ class _Records:
         self._saved = sorted({step for step in found if step in known})
         self._adapts = config.trainer.lora is not None
         if learns_from_rows(config.algorithm):
-            from sharpen.evidence.certificate.plain_rows import RowSteps
+            from sharpen.evidence.certificate.plain.rows import RowSteps
 
             self._steps: RolloutSteps | RowSteps = RowSteps(run_dir, self._settings)
         else:
             expert = None
             if config.expert.dataset is not None:
-                from sharpen.evidence.certificate.plain_rows import ExpertRowSteps
+                from sharpen.evidence.certificate.plain.rows import ExpertRowSteps
 
                 expert = ExpertRowSteps(run_dir, self._settings).updates
             self._steps = RolloutSteps(run_dir, self.lineage, self._settings, self._base, expert)

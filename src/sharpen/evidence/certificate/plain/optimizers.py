@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 import torch
 
 from sharpen.config.run import RunConfig
-from sharpen.evidence.certificate import plain_muon
-from sharpen.evidence.certificate.plain_quantized import EightBits, in_eight_bits, rounded_moment
+from sharpen.evidence.certificate.plain.quantized import EightBits, in_eight_bits, rounded_moment
 
 Tensor = torch.Tensor
 
 ADAMW = ("exp_avg", "exp_avg_sq")
 """The names of AdamW's two moments."""
-KINDS = (*ADAMW, plain_muon.KIND)
+MUON = "momentum_buffer"
+"""The name of its moment."""
+KINDS = (*ADAMW, MUON)
 """Those of all moments."""
 
 
@@ -62,8 +63,8 @@ class Rates:
 
     def keeps(self, name: str, weight: Tensor, tables: Collection[str]) -> dict[str, float]:
         """Return the moments of a weight, and the share of each that an update keeps."""
-        if self.muon and name not in tables and plain_muon.turns(weight):
-            return {plain_muon.KIND: plain_muon.MOMENTUM}
+        if self.muon and name not in tables and turns(weight):
+            return {MUON: MOMENTUM}
         return dict(zip(ADAMW, self.betas, strict=True))
 
     def rate(self, update: int) -> float:
@@ -147,8 +148,8 @@ def _moved(
 ) -> Tensor:
     """Return a weight after an update, its `count`-th, that led from some moments to others."""
     decayed = weight * (1.0 - rate * rates.decay) if weight.ndim >= 2 else weight
-    if plain_muon.KIND in after:
-        return decayed - rate * plain_muon.direction(before[plain_muon.KIND], after[plain_muon.KIND])
+    if MUON in after:
+        return decayed - rate * direction(before[MUON], after[MUON])
     (beta1, beta2), (first, second) = rates.betas, (after[kind] for kind in ADAMW)
     unbiased = second / (1.0 - beta2**count)
     return decayed - rate * (first / (1.0 - beta1**count) / (unbiased.sqrt() + rates.eps))
@@ -172,3 +173,44 @@ def moved_by(
             new = {kind: new[kind] for kind in rates.keeps(name, weight, tables)}
             weights[name] = _moved(weight, old, new, count, rates.rate(before.version), rates)
     return weights
+
+
+# Muon, written out to repeat an update: the optimizer of the matrices in a model's blocks.
+#
+# In: the moment of a matrix before and after an update. Out: the direction in which it moves. From Keller Jordan's
+# description (https://kellerjordan.github.io/posts/muon), with the scale that matches AdamW's (arXiv 2502.16982,
+# equation 4). Nothing is shared with `trainer.update_rules` or torch's class.
+
+MOMENTUM = 0.95
+_STEPS = 5
+_SHIFT = 2.0**-16
+"""As a part of each number: steps of bfloat16 are 2^-8 apart."""
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+
+
+def turns(weight: Tensor) -> bool:
+    """Whether this is a matrix, not a vector in the shape of one."""
+    return weight.ndim == 2 and min(weight.shape) > 1
+
+
+def direction(before: Tensor, after: Tensor) -> Tensor:
+    """Return how a matrix moves for a rate of 1, given its moment before and after the update: Nesterov's step, with
+    singular values near 1, and 0.2 as root of its mean square."""
+    gradient = (after - MOMENTUM * before) / (1.0 - MOMENTUM)
+    ahead = (1.0 - MOMENTUM) * gradient + MOMENTUM * after
+    return 0.2 * math.sqrt(max(after.shape)) * _orthogonal(ahead)
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
+    """Five steps of Newton and Schulz, in bfloat16, as Muon makes them. They enlarge what is nearly 0 by hundreds, and
+    what rounding makes of it too. To measure this, a matrix in float32 is rounded otherwise in one number of a hundred;
+    one in float64 is not."""
+    if matrix.dtype != torch.float64:
+        shifts = torch.rand(matrix.shape, generator=torch.Generator().manual_seed(0)) * 2.0 - 1.0
+        matrix = matrix * (1.0 + _SHIFT * shifts)
+    now = (matrix.T if matrix.shape[0] > matrix.shape[1] else matrix).bfloat16()
+    now = now / now.norm().clamp(min=1e-7)
+    for _ in range(_STEPS):
+        gram = now @ now.T
+        now = torch.addmm(now, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), now, beta=_A)
+    return (now.T if matrix.shape[0] > matrix.shape[1] else now).to(matrix.dtype)

@@ -37,7 +37,7 @@ class RepeatedBeside:
             [
                 sys.executable,
                 "-m",
-                "sharpen.evidence.certificate.beside",
+                "sharpen.evidence.certificate.plain.beside",
                 *map(str, (run_dir, step, after, before or "")),
             ],
             stdin=subprocess.PIPE,  # the process ends when this closes
@@ -110,7 +110,7 @@ def _end_with_the_run() -> None:
 def _main(run_dir: str, step: str, after: str, before: str) -> None:
     os.nice(_LOWEST)
     threading.Thread(target=_end_with_the_run, name="sharpen-lifeline", daemon=True).start()
-    from sharpen.evidence.certificate.retrain import retrain_step
+    from sharpen.evidence.certificate.plain.retrain import retrain_step
 
     print(json.dumps(asdict(retrain_step(Path(run_dir), int(step), Path(before) if before else None, Path(after)))))
 

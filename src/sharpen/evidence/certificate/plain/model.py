@@ -8,7 +8,10 @@ Shape suffixes: T tokens of a sequence, S of them that carry loss, V vocabulary,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+import io
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +19,11 @@ from typing import Any
 
 import torch
 from torch.func import functional_call
+from torch.nn.functional import pad
+from torch.overrides import TorchFunctionMode
 
-from sharpen.evidence.certificate.plain_experts import Chosen, num_experts_of
-from sharpen.evidence.certificate.plain_pictures import Pictures
-from sharpen.evidence.certificate.plain_quantized import FourBits
+from sharpen.errors import ModelError
+from sharpen.evidence.certificate.plain.quantized import FourBits
 from sharpen.types import PictureSpan
 
 Tensor = torch.Tensor
@@ -144,3 +148,125 @@ class PlainModel:
             own = self.module.get_parameter(name)
             self._frozen[name] = own if self._four_bits is None else self._four_bits.rounded(own).to(self.dtype)
         return self._frozen[name]
+
+
+# Lets a mixture of experts compute with the experts that were recorded, to repeat an update.
+#
+# In: the experts of each token in each layer with a router. Out: a block within which transformers' own routers choose
+# them. Nothing is shared with `models.routing`: every router chooses by one `topk` among all experts of a layer; the
+# first of these calls in a forward pass is that of the first layer with a router, and so on.
+#
+# Shape suffixes: N tokens, L layers with a router, K experts of a token.
+
+_SIZES = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""What families call the number of experts of a layer."""
+
+
+def num_experts_of(config: Any) -> int | None:
+    """Return how many experts a layer of a model has; None if it says none."""
+    text = config.get_text_config()
+    return next((value for name in _SIZES if isinstance(value := getattr(text, name, None), int)), None)
+
+
+class Chosen(TorchFunctionMode):
+    """Gives the recorded experts and their own scores in place of the best ones. Raises `ModelError` at the end of the
+    block unless each layer's were asked for once."""
+
+    def __init__(self, routes_NLK: torch.Tensor, num_experts: int | None) -> None:
+        super().__init__()
+        self._routes_NLK, self._num_experts = routes_NLK, num_experts
+        self._layer = 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function not in (torch.topk, torch.Tensor.topk):
+            return function(*args, **kwargs)
+        scores = args[0] if args else kwargs["input"]
+        num_chosen = args[1] if len(args) > 1 else kwargs["k"]
+        num_tokens, num_layers, num_recorded = self._routes_NLK.shape
+        if tuple(scores.shape) != (num_tokens, self._num_experts) or num_chosen != num_recorded:
+            return function(*args, **kwargs)  # among groups of experts
+        self._layer += 1
+        if self._layer > num_layers:
+            raise ModelError(f"experts are recorded for {num_layers} layers, and the model has more with a router")
+        chosen_NK = self._routes_NLK[:, self._layer - 1]
+        return torch.return_types.topk((scores.gather(1, chosen_NK), chosen_NK))
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        super().__exit__(kind, *rest)  # type: ignore[no-untyped-call]
+        if kind is None and self._layer != self._routes_NLK.shape[1]:
+            raise ModelError(
+                f"experts are recorded for {self._routes_NLK.shape[1]} layers, and {self._layer} routers chose among "
+                f"{self._num_experts} by one topk"
+            )
+
+
+# The images of a sequence, as transformers' own model takes them, to repeat an update.
+#
+# In: image files and the ids of a sequence. Out: the arguments of the model's forward pass beside the ids: pixels by
+# the checkpoint's own image processor, and which ids stand for images. Nothing is shared with `models.images` and
+# `models.sight`.
+
+_TOKENS = ("image_token_id", "image_token_index")
+_MARKS = ("mm_token_type_ids", "token_type_ids")
+"""What models call the argument that says which ids stand for images: 1 there, else 0."""
+
+
+class Pictures:
+    """How a model takes images."""
+
+    def __init__(self, folder: Path, module: Any) -> None:
+        """Raises `ModelError` if the model says no id of image tokens."""
+        config = module.config
+        found = [value for name in _TOKENS if isinstance(value := getattr(config, name, None), int)]
+        if not found:
+            raise ModelError(f"{config.model_type} says no id of its image tokens")
+        self._token = found[0]
+        self._takes = inspect.signature(module.forward).parameters
+        self._folder = folder
+
+    @functools.cached_property
+    def _processor(self) -> Any:
+        from transformers import AutoImageProcessor
+
+        try:
+            return AutoImageProcessor.from_pretrained(self._folder, backend="pil", trust_remote_code=False)
+        except (OSError, ValueError, ImportError) as error:
+            raise ModelError(f"{self._folder} has no image processor that transformers can load: {error}") from error
+
+    def arguments(self, ids_T: Tensor, spans: Sequence[PictureSpan], dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return the arguments for a sequence with these images. Raises `ModelError` if it has tokens of images outside
+        of them: transformers would take these for images too."""
+        shows_T = torch.zeros_like(ids_T, dtype=torch.int)
+        for span in spans:
+            shows_T[span.start : span.stop] = (ids_T[span.start : span.stop] == self._token).int()
+        if spans and int(shows_T.sum()) != int((ids_T == self._token).sum()):
+            raise ModelError("a token that stands for an image was sampled, where there is none")
+        marks = {name: shows_T[None] for name in _MARKS if name in self._takes}
+        read = [self._processor(images=[_opened(span.picture.data)], return_tensors="pt") for span in spans]
+        names = [name for name in (read[0] if read else ()) if name in self._takes]
+        tensors = {name: _joined([one[name] for one in read]) for name in names}
+        return marks | {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
+
+
+def _opened(data: bytes) -> Any:
+    """The first picture of a file, upright, in RGB, on white where it is transparent."""
+    from PIL import Image, ImageOps
+
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        raise ModelError("an image has greys of 16 bits, which the plain loop does not read")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    layer = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """One batch; pixels of several sizes are padded to the largest."""
+    if tensors[0].ndim != 4:
+        return torch.cat(list(tensors))
+    height, width = (max(one.shape[axis] for one in tensors) for axis in (2, 3))
+    return torch.cat([pad(one, (0, width - one.shape[3], 0, height - one.shape[2])) for one in tensors])

@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sharpen.errors import CheckpointError
-from sharpen.evidence.certificate.plain_adamw import ADAMW, KINDS, State
-from sharpen.evidence.certificate.plain_quantized import EightBits
+from sharpen.evidence.certificate.plain.optimizers import ADAMW, KINDS, State
+from sharpen.evidence.certificate.plain.quantized import EightBits
 
 _COUNT = "step"
 """What the optimizer calls the number of updates of a weight."""

@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from sharpen.errors import ModelError
-from sharpen.evidence.certificate.plain_model import PlainModel, PlainSequence
+from sharpen.evidence.certificate.plain.model import PlainModel, PlainSequence
 
 Tensor = torch.Tensor
 

@@ -1,0 +1,17 @@
+"""Updates made a second time, with nothing of the trainer's: from a run's records, one sequence at a time.
+
+- `retrain`: repeats the updates between two checkpoints, and compares every weight
+- `beside`: the same in a process beside a run
+- `steps`: what each step trained: the calls, advantages and weights of tokens
+- `rows`: the same of a run on rows, by the code that made their sequences
+- `update`: the plain loop; and the gradient that a moved weight implies
+- `model`: a forward pass by transformers alone, with the recorded experts and images
+- `loss_rules`: the loss that the settings require
+- `losses`: the losses of tokens
+- `credit`: advantages of tokens, and which tokens their entropy leaves out
+- `balance`: the balance loss of experts
+- `teacher`: a teacher's part
+- `optimizers`: AdamW and Muon, with rate and clip
+- `quantized`: numbers in 4 and 8 bits
+- `saved_state`: what a checkpoint holds of the trainer
+"""
