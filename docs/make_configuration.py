@@ -64,7 +64,9 @@ def page() -> str:
         parts += [f"## `{name}`\n", f"{_summary(model)}\n", _table(model, name, sections)]
     changing = [f"| {reason} | {', '.join(f'`{name}`' for name in names)} |" for reason, names in MAY_CHANGE.items()]
     fixed = [f"- {reason}" for reason in FIXED]
-    return "\n".join([*parts, RESUMING, "| may change | settings |", "|---|---|", *changing, "", FIXED_ONES, *fixed, ""])
+    return "\n".join(
+        [*parts, RESUMING, "| may change | settings |", "|---|---|", *changing, "", FIXED_ONES, *fixed, ""]
+    )
 
 
 def _table(model: type[BaseModel], within: str, sections: list[tuple[str, type[BaseModel]]]) -> str:

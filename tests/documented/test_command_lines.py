@@ -72,6 +72,7 @@ def exchanged(line: str, folder: Path, out: Path) -> list[str]:
         r"\b3212/4": rollout.id.split("/", 1)[1],
         r"--retrain 1 40": "--retrain 1 2",
         r"--step 12 --task train/3212": f"--step 1 --task {rollout.task_id}",
+        r"(?<==)examples/": f"{ROOT}/examples/",
         r"/tmp/report.html": str(out / "report.html"),
         r"(--output|--to) ([a-z.]+)": rf"\1 {out}/\2",
         r"init second": f"init {out}/second",

@@ -133,6 +133,23 @@ def test_a_run_is_served_as_it_was_trained_from_its_best_checkpoint(model: Path,
         assert config.model.tool_call_parser == "hermes"
 
 
+def test_code_that_a_run_names_is_loaded_only_where_it_is_named_again(model: Path, tmp_path: Path):
+    """A run's folder may be a stranger's, and lie where its settings say that its code is."""
+    run = tmp_path / "theirs"
+    (run / "global_step_1").mkdir(parents=True)
+    (run / "latest").symlink_to("global_step_1")
+    (run / "global_step_1" / "config.json").write_bytes((model / "config.json").read_bytes())
+    named = f"{tmp_path}/evil.py:FORM"
+    values = {"model.max_model_len": 777, "model.tool_call_parser": named, "families": [named]}
+    entries = {name: {"value": value, "origin": "run.yaml"} for name, value in values.items()}
+    (run / "resolved.json").write_text(json.dumps(entries))
+    found = find_model(str(run))
+    config = serving_config(found, {}).config
+    assert (config.model.tool_call_parser, config.families, config.model.max_model_len) == ("auto", (), 777)
+    assert f"""trust it: --set 'model.tool_call_parser="{named}"' --set 'families=["{named}"]')""" in found.origin
+    assert serving_config(found, {"families": [named]}).config.families == (named,)
+
+
 def test_adapters_alone_are_refused_by_what_to_do(tmp_path: Path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match="merged"):

@@ -30,7 +30,7 @@ def add_record(parser: argparse.ArgumentParser) -> None:
         "--idle-s", type=seconds, default=IDLE_S, metavar="S", help=f"a session ends when idle so long ({IDLE_S:g})"
     )
     parser.add_argument("--model", metavar="MODEL_DIR", help="a model whose tokenizer shows tokens as text (show)")
-    add_listening(parser, DEFAULT_PORT)
+    add_listening(parser, DEFAULT_PORT, "the recorder's own key, for sessions and feedback")
 
 
 def run_record(arguments: argparse.Namespace) -> int:

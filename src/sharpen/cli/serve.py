@@ -46,15 +46,13 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     add_set(parser, "model.temperature=0.7 (of model, engine or gateway)")
 
 
-def add_listening(parser: argparse.ArgumentParser, port: int) -> None:
-    """Add where a server listens, at `port` unless it is told, and its key."""
+def add_listening(parser: argparse.ArgumentParser, port: int, key: str = "the key that clients send") -> None:
+    """Add where a server listens, at `port` unless it is told, and its key, by what it is for."""
     parser.add_argument(
         "--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1, this machine only)"
     )
     parser.add_argument("--port", type=int, metavar="N", help=f"port (default: {port}; 0 is any free one)")
-    parser.add_argument(
-        "--api-key", metavar="KEY", help=f"the key that clients send (default: ${KEY_VARIABLE}, or a new one, printed)"
-    )
+    parser.add_argument("--api-key", metavar="KEY", help=f"{key} (default: ${KEY_VARIABLE}, or a new one, printed)")
 
 
 def run_serve(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ configuration of the server.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +22,14 @@ from sharpen.run.same_run import read_recorded
 DEFAULT_PORT = 8000
 MOST_TOKENS = 32_768
 """The longest context that is served unless one is named: a model's own may need more memory than there is."""
-SECTIONS = ("model", "engine", "gateway", "deterministic")
+SECTIONS = ("model", "families", "engine", "gateway", "deterministic")
 """The settings that a server has."""
 _OF_A_RUN = (
     *("model.max_model_len", "model.temperature", "model.top_p", "model.top_k", "model.max_tokens"),
-    *("model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser", "engine.dtype"),
+    *("model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser", "engine.dtype", "families"),
 )
-"""The settings of a run that its checkpoints are served with."""
+"""The settings of a run that its checkpoints are served with, but for code that they name: a run's folder may come from
+anybody."""
 _SAMPLING = ("temperature", "top_p", "top_k")
 
 
@@ -53,7 +55,12 @@ def find_model(path: str) -> ServedModel:
     run = folder.parent if folder.is_dir() and (folder.parent / "resolved.json").is_file() else None
     if run is not None and (record := read_recorded(run)) is not None:
         settings = {name: record.values[name] for name in _OF_A_RUN if name in record.values}
-        return ServedModel(folder=folder, name=run.name, settings=settings, origin=f"as {run.name} was trained")
+        code = [name for name, value in settings.items() if ":" in str(value)]
+        origin = f"as {run.name} was trained"
+        if code:
+            named = shlex.join(word for name in code for word in ("--set", f"{name}={json.dumps(settings.pop(name))}"))
+            origin += f" (without the code that it names; if you trust it: {named})"
+        return ServedModel(folder=folder, name=run.name, settings=settings, origin=origin)
     name = given.absolute().name if given.is_dir() else path
     return ServedModel(folder=folder, name=name, settings=_own_settings(folder), origin="from the model's own files")
 
@@ -67,7 +74,7 @@ def serving_config(model: ServedModel, given: Mapping[str, Any]) -> ResolvedConf
     if without:
         raise ConfigError(
             f"{', '.join(without)}: a server has no such setting; it has those of model (but model_path), engine and "
-            "gateway, and deterministic"
+            "gateway, families and deterministic"
         )
     settings = {"gateway.port": DEFAULT_PORT, **model.settings, **given, "model.model_path": str(model.folder)}
     if "model.max_model_len" not in settings:

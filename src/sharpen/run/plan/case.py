@@ -12,6 +12,7 @@ from typing import Any
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.recipe import EngineType, RolloutRecipe, TrainingRecipe
+from sharpen.models.table import bring
 from sharpen.run.plan.hardware import Hardware
 from sharpen.run.plan.sizes import Sizes, read_model_config, sizes_of
 from sharpen.run.plan.workload import Workload
@@ -31,6 +32,7 @@ class Models:
 def read_models(recipe: TrainingRecipe) -> Models:
     """Read the sizes of every model that lies on the run's devices. Raises `ModelError`, `ConfigError`."""
     config, teacher = recipe.config, None
+    bring(*config.families)
     own = read_model_config(config.model.model_path)
     if isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_teacher:
         if config.distill.teacher_path is None:
