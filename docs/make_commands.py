@@ -6,7 +6,8 @@ In: `sharpen.cli.main.build_parser()`. Out: the page, each command with its argu
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from sharpen.cli.main import build_parser
@@ -22,9 +23,23 @@ INTRODUCTION = """\
 """
 
 
+SEVERAL = 5
+"""An argument that as many commands have, with the same help, is explained once."""
+
+
 def page() -> str:
     """Return the whole page."""
-    return "\n".join([INTRODUCTION, *(line for name, parser in commands() for line in section(name, parser))])
+    shown = list(commands())
+    count = Counter(row(action) for _, parser in shown for action in arguments(parser))
+    common = [line for line, number in count.items() if number >= SEVERAL]
+    first = ["## Arguments of several commands", "", "| argument | |", "|---|---|", *common, ""]
+    return "\n".join(
+        [INTRODUCTION, *first, *(line for name, parser in shown for line in section(name, parser, common))]
+    )
+
+
+def arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
 
 
 def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -36,20 +51,26 @@ def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
                 yield name, parser
 
 
-def section(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+def section(name: str, parser: argparse.ArgumentParser, common: Container[str]) -> Iterator[str]:
     """Yield the lines of one command."""
-    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
     yield from (f"## sharpen {name}", "", f"{sentence(parser.description or '')}", "")
-    if shown:
-        yield from ("| argument | |", "|---|---|", *map(row, shown), "")
+    known = [action for action in arguments(parser) if row(action) in common]
+    if known:
+        yield from (f"[Common arguments](#arguments-of-several-commands): {', '.join(map(names, known))}.", "")
+    own = [row(action) for action in arguments(parser) if row(action) not in common]
+    if own:
+        yield from ("| argument | |", "|---|---|", *own, "")
 
 
 def row(action: argparse.Action) -> str:
-    value = "" if action.nargs == 0 else f" {value_of(action)}"
-    names = [f"`{name}{value}`" for name in action.option_strings] or [f"`{value_of(action)}`"]
     required = "required: " if action.required and action.option_strings else ""
     text = (action.help or "").replace("|", "\\|").replace("%%", "%")
-    return f"| {', '.join(names)} | {required}{text} |"
+    return f"| {names(action)} | {required}{text} |"
+
+
+def names(action: argparse.Action) -> str:
+    value = "" if action.nargs == 0 else f" {value_of(action)}"
+    return ", ".join([f"`{name}{value}`" for name in action.option_strings] or [f"`{value_of(action)}`"])
 
 
 def value_of(action: argparse.Action) -> str:

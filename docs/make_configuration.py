@@ -9,7 +9,6 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -31,10 +30,9 @@ INTRODUCTION = """\
 
 A run is configured by `sharpen run --config run.yaml`, by keyword arguments of `tune()`, or by both: arguments
 override the file, and each override is printed. `--set section.name=value` overrides one setting on the command line.
-An unknown setting is an error that names the nearest one. Relative paths in a file that exist beside it are meant;
-others are left as they are. `resolved.json` in the run directory holds every value and where it came from;
-`sharpen explain --config run.yaml` prints the same before any run, and for a setting that is left out the value that
-acts in its place and what decides it (`loss.clip_high = 0.0004  [preset gspo]`).
+An unknown setting is an error that names the nearest one. A relative path in a file is taken from the file's folder if
+it exists there. `sharpen explain --config run.yaml` prints every value and where it comes from
+(`loss.clip_high = 0.0004  [preset gspo]`); a run keeps them in `resolved.json`.
 
 The smallest `run.yaml`:
 
@@ -53,8 +51,9 @@ RESUMING = """\
 ## What may change when a run goes on
 
 A fixed `name` goes on from its last checkpoint ([stop and resume](../use/resuming.md)). These settings may have
-other values then; any other is refused, with both values, before anything is written.
+other values then:
 """
+FIXED_ONES = "Any other is refused, with both values, before anything is written. So these stay as they are:\n"
 
 
 def page() -> str:
@@ -63,18 +62,22 @@ def page() -> str:
     parts = [INTRODUCTION, "## The run\n", _table(RunConfig, "", sections)]
     for name, model in sections:
         parts += [f"## `{name}`\n", f"{_summary(model)}\n", _table(model, name, sections)]
-    return "\n".join([*parts, RESUMING, _reasons("may change", MAY_CHANGE), _reasons("fixed", FIXED)])
-
-
-def _reasons(title: str, settings: Mapping[str, Sequence[str]]) -> str:
-    rows = [f"| {reason} | {', '.join(f'`{name}`' for name in names)} |" for reason, names in settings.items()]
-    return "\n".join([f"| {title} | settings |", "|---|---|", *rows]) + "\n"
+    changing = [f"| {reason} | {', '.join(f'`{name}`' for name in names)} |" for reason, names in MAY_CHANGE.items()]
+    fixed = [f"- {reason}" for reason in FIXED]
+    return "\n".join(
+        [*parts, RESUMING, "| may change | settings |", "|---|---|", *changing, "", FIXED_ONES, *fixed, ""]
+    )
 
 
 def _table(model: type[BaseModel], within: str, sections: list[tuple[str, type[BaseModel]]]) -> str:
     documented = _lines_beneath_fields(model)
     rows = ["| setting | default | |", "|---|---|---|"]
+    extended = next((name for name, other in sections if model.__base__ is other), None)
+    if extended is not None:
+        rows.append(f"| `{within}.*` | the same | The settings of [`{extended}`](#{extended}), and these: |")
     for name, field in model.model_fields.items():
+        if extended is not None and name not in model.__annotations__:
+            continue
         dotted = f"{within}.{name}" if within else name
         section = section_class(field.annotation)
         text = documented.get(name, "")

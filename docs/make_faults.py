@@ -18,8 +18,9 @@ INTRODUCTION = """\
 
 <!-- Written by docs/make_faults.py from the tests; a test compares the two. -->
 
-Each of these faults was put into a run that is right without it, one after the other; each is found, by what the second
-column names. The tests do so again with every change. What the names mean: [the certificate](certificate.md).
+Each of these faults was put into a run that is right without it, one after the other. Each is found by what its section
+or the second column names. The tests do so again with every change. What the names mean:
+[the certificate](certificate.md).
 
 """
 
@@ -31,8 +32,11 @@ def page() -> str:
     rows = sum(len(rows) for _, _, rows in parts)
     text = f"{INTRODUCTION}{rows} faults in {len(parts)} places.\n"
     for title, words, rows in parts:
-        text += f"\n## {title}\n\n{words}\n\n| fault | found by |\n|---|---|\n"
-        text += "".join(f"| {fault} | {found} |\n" for fault, found in rows)
+        text += f"\n## {title}\n\n{words}\n\n"
+        if len({found for _, found in rows}) == 1:
+            text += "".join(f"- {fault}\n" for fault, _ in rows)
+        else:
+            text += "| fault | found by |\n|---|---|\n" + "".join(f"| {fault} | {found} |\n" for fault, found in rows)
     return text
 
 
