@@ -2,9 +2,10 @@
 
 import ast
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
+
+import pytest
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -22,7 +23,13 @@ def test_the_chinese_front_page_has_the_same_script() -> None:
     assert trees[0] == trees[1]
 
 
-def test_the_script_of_the_front_page_runs(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path):
+def test_the_script_of_the_front_page_runs(
+    tmp_path: Path,
+    toy_model_dir: Path,
+    toy_dataset: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert len([line for line in code.splitlines() if line]) <= 12
     replaced = {
@@ -35,10 +42,11 @@ def test_the_script_of_the_front_page_runs(tmp_path: Path, toy_model_dir: Path, 
         assert old in code
         code = code.replace(old, new)
     (tmp_path / "script.py").write_text(code, encoding="utf-8")
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("script.py", run_name="__main__")
+    last = capsys.readouterr().out.splitlines()[-1]
     (run_dir,) = (tmp_path / "checkpoints" / "Sharpen").iterdir()
     assert run_dir.name.startswith("Experiment-")
     assert (run_dir / "global_step_2" / "model.safetensors").exists()
-    assert done.stdout.splitlines()[-1].startswith("none: 4 held-out tasks")  # too few for a verdict
-    assert done.stdout.splitlines()[-1].endswith(str(toy_model_dir))
+    assert last.startswith("none: 4 held-out tasks")  # too few for a verdict
+    assert last.endswith(str(toy_model_dir))
