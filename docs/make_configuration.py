@@ -94,8 +94,8 @@ def _table(model: type[BaseModel], within: str, sections: list[tuple[str, type[B
         shown = (
             "required" if default is PydanticUndefined else "none" if not isinstance(default, BaseModel) else "below"
         )
-        text = text or _summary(section)
-        rows.append(f"| `{name_of_section}` | {shown} | {text} Settings: [`{first}`](#{re.sub('[.<>]', '', first)}). |")
+        linked = f"Settings: [`{first}`](#{re.sub('[.<>]', '', first)})."
+        rows.append(f"| `{name_of_section}` | {shown} | {text} {linked} |".replace("|  ", "| "))
     return "\n".join(rows) + "\n"
 
 
@@ -153,7 +153,8 @@ def _own_lines(model: type[BaseModel]) -> dict[str, str]:
     for statement, after in zip(body.body, body.body[1:], strict=False):
         named = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
         if named and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            found[statement.target.id] = " ".join(str(after.value.value).split())  # type: ignore[union-attr]
+            text = " ".join(str(after.value.value).split())
+            found[statement.target.id] = re.sub(r"\(docs/(\w+/[\w-]+\.md)\)", r"([more](../\1))", text)  # type: ignore[union-attr]
     return found
 
 

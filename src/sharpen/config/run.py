@@ -69,9 +69,9 @@ class LossConfig(Strict):
     kl_horizon: int | None = Field(default=None, ge=1)
     """Rollouts over which `kl_coef` adapts with `kl_target`."""
     behaviour: Behaviour | None = None
-    """Correction for tokens whose recorded logprob differs from that of the weights at the start of the step. The loss
-    then clips against those weights (decoupled PPO) and weights each token (`unweighted`: by 1); `none` clips against
-    the recorded logprobs. None takes the algorithm's value, or `truncated` with a clip below 0.05 (`gspo`)."""
+    """Correction for tokens whose recorded logprob differs from that of the weights at the start of the step: the loss
+    clips against those weights and weights each token (docs/reference/algorithms.md). `none` clips against the recorded
+    logprobs. None takes the algorithm's value, or `truncated` with a clip below 0.05 (`gspo`)."""
     behaviour_low: float | None = Field(default=None, ge=0.0, le=1.0)
     """Weights below this become 0 (`masked`)."""
     behaviour_high: float | None = Field(default=None, ge=1.0)
@@ -124,9 +124,8 @@ class RolloutConfig(Strict):
     """Exceptions of the workflow that the model's answer causes, as `package.Class` (subclasses too), in addition to
     those of known frameworks (docs/use/failures.md)."""
     env_vars: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of workflow and judge, set before their code is loaded (in one process they apply to the
-    whole run). They are written to the run's folder, with `***` in place of those whose name says that they are secret
-    (docs/understand/security.md)."""
+    """Environment variables of workflow and judge, set before their code is loaded (in one process, for the whole run).
+    The run's folder keeps them, with `***` in place of secret ones (docs/understand/security.md)."""
     choices: Literal["used", "all"] = "used"
     """Which answers to a request with `n` > 1 train: the one that the agent continued with or returned, or all of them,
     for agents that vote."""
@@ -206,8 +205,8 @@ class EvaluationConfig(Strict):
     before_and_after: bool = True
     """Evaluate, greedy and sampled, before and after training."""
     decided_by: Literal["sampled", "greedy"] = "sampled"
-    """Which evaluation decides whether the run made the model better, and which checkpoint is `best`: `sampled` runs
-    the agent as it is, `greedy` at temperature 0."""
+    """Which evaluation decides the verdict and the checkpoint `best`: `sampled` runs the agent as it is, `greedy` at
+    temperature 0."""
     max_without_calls: float = Field(default=0.1, ge=0.0, le=1.0)
     """An evaluation is void if more than this share of its rollouts made no model call."""
     further: dict[str, DatasetConfig] = Field(default_factory=dict)
@@ -245,9 +244,8 @@ class CertificateConfig(Strict):
     on_violation: Literal["stop", "warn"] = "stop"
     """Stop the run before the update, or only warn and record it in the certificate."""
     retrain: Literal["auto", "off"] = "auto"
-    """Make the updates of the first step, of one in so many and of the last one once more while the run trains, by
-    other code in a process beside it, and compare every weight: as far as the free memory and 5% of the run's time
-    allow."""
+    """Make the updates of some steps once more, in a process beside the run, as far as free memory and 5% of its time
+    allow, and compare every weight (docs/understand/certificate.md)."""
 
 
 class OperatorConfig(Strict):
@@ -328,8 +326,8 @@ class SupervisedConfig(Strict):
     text_key: str = "text"
     """Field with plain text (`cpt`)."""
     images_key: str | None = None
-    """Field with the images of the messages, for a model that reads them (`sft`, `dpo`); null: `images`, of rows whose
-    messages say where images are, or where it holds images themselves, not paths, addresses or numbers."""
+    """Field with the images of the messages, for a model that reads them (`sft`, `dpo`). None is `images`, where the
+    messages say where images are, or it holds images themselves, not paths, addresses or numbers."""
     system_prompt: str | None = None
     """System message for conversations without one."""
     turns: Literal["all", "last"] = "all"
@@ -407,8 +405,8 @@ class RunConfig(Strict):
     model: TunerModelConfig
     """The model to tune."""
     families: tuple[Annotated[str, AfterValidator(PartName("families", ()))], ...] = ()
-    """Families of models of your own, each `package.module:name`, `path/file.py:name`, or the name that a package
-    announces; one that is announced by its model type is found without being named (docs/use/extending.md)."""
+    """Families of models of your own, by import path or announced name; one that is announced by its model type need
+    not be named (docs/use/extending.md)."""
     auxiliary_models: dict[str, AuxiliaryModelConfig] = Field(default_factory=dict)
     """Further models that workflow and judge may call, by name. They are never trained."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
@@ -445,8 +443,8 @@ class RunConfig(Strict):
     time_limit_s: float | None = Field(default=None, gt=0.0)
     """Training stops after the step in which this time has passed."""
     stall_report_s: float | None = Field(default=600.0, gt=0.0)
-    """Seconds without any finished call, rollout or step after which the run says, once, what waits where; it never
-    ends anything. On Ray calls are not counted. None says nothing."""
+    """Seconds without any finished call (not on Ray), rollout or step after which the run says, once, what waits where.
+    None says nothing."""
     seed: int = Field(default=0, ge=0)
     """Seed of everything random in the run."""
     deterministic: bool = False

@@ -32,26 +32,26 @@ class GatewayConfig(Strict):
     needs its rollout's key."""
 
     protocols: tuple[Annotated[str, AfterValidator(PartName("protocols", ()))], ...] = ()
-    """Protocols of your own beside ours (docs/use/protocols.md), each `package.module:name`, `path/file.py:name`, or
-    the name that a package announces (docs/use/extending.md). Endpoints elsewhere are not asked in them."""
+    """Protocols of your own beside ours, by import path or announced name (docs/use/extending.md). Endpoints elsewhere
+    are not asked in them."""
 
     host: str = "127.0.0.1"
     """Address at which it listens. Containers need another than the loopback: that of their bridge, or `0.0.0.0` for
     every network of the machine (docs/use/commands.md)."""
     port: int = Field(default=0, ge=0, le=65535)
-    """Its port, for firewalls that let one through; 0 is any free one. Auxiliary models have servers of their own, at
-    any free port. Not with Ray, where each process has its own."""
+    """Its port; 0 is any free one. Auxiliary models have servers of their own, at any free port. Not with Ray, where
+    each process has its own."""
 
     max_body_mb: int = Field(default=64, ge=1, le=1024)
     """Megabytes that the body of a request may have; a larger one is refused with status 413."""
     max_header_kb: int = Field(default=64, ge=8, le=1024)
     """Kilobytes that the headers of a request may have; larger ones are refused with status 400."""
     max_connections: int = Field(default=8192, ge=1)
-    """Connections at once; a further one is refused with status 429. Half of the files that the process may open is
-    the most (`ulimit -Hn`: the limit that programs start with is raised to what is needed)."""
+    """Connections at once; a further one is refused with status 429. At most half of the files that the process may
+    open (`ulimit -Hn`)."""
     max_requests_per_key: int = Field(default=1024, ge=1)
-    """Requests with the same key that are answered at once; a further one is refused with status 429, after which
-    vendors' clients try again."""
+    """Requests with the same key that are answered at once; a further one is refused with status 429, and vendors'
+    clients try again."""
 
     @field_validator("host")
     @classmethod
@@ -74,9 +74,8 @@ class JournalConfig(Strict):
     """The journal of a run, `run.db`."""
 
     keep_steps: int | None = Field(default=None, ge=1)
-    """Steps before the last checkpoint whose rollouts keep their text: messages, answers, tracebacks. Of older ones,
-    and of evaluations before them, it is dropped when a checkpoint is saved; token ids, numbers and rewards stay
-    (docs/use/long-runs.md). None keeps all."""
+    """Steps before the last checkpoint whose rollouts keep their text (messages, answers, tracebacks). Of older ones it
+    is dropped when a checkpoint is saved; ids, numbers and rewards stay (docs/use/long-runs.md). None keeps all."""
 
 
 SyncStyle = Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer", "fully_async"]
@@ -87,9 +86,8 @@ class SyncConfig(Strict):
     step's rollouts start once the engine serves the weights of the previous step."""
 
     style: SyncStyle = "fixed"
-    """What starts a sync: with `fixed` both sides wait for each other; with `dynamic_by_explorer` the rollouts start
-    it, with `dynamic_by_trainer` the trainer; with `fully_async` weights move while rollouts continue
-    (docs/use/asynchronous.md)."""
+    """What starts a sync: `fixed`, both sides wait for each other; `dynamic_by_explorer`, the rollouts;
+    `dynamic_by_trainer`, the trainer; `fully_async`, weights move while rollouts go on (docs/use/asynchronous.md)."""
     interval: int = Field(default=1, ge=1)
     """Steps between two syncs, counted on the side that starts them."""
     offset: int = Field(default=0, ge=0)
