@@ -79,7 +79,7 @@ def _gradients() -> Part:
     rows = []
     for name, (settings, _, where) in _table("test_gradient_probe").items():
         named = "every parameter" if where == "model." else f"`{where.rstrip('.')}`"
-        rows.append((name + _with(settings), f"the gradient probe, which names {named}"))
+        rows.append((name + _with(settings), f"the probe, in {named}"))
     return "Gradients", words, rows
 
 
