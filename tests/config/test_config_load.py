@@ -108,6 +108,10 @@ def test_every_problem_is_named_at_once_with_the_nearest_setting():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
+        (
+            lambda: resolve({"rollout.failure_reward": 0.0}),
+            "'rollout.failure_reward' is not a setting by its name with dots: write 'failure_reward' in the section",
+        ),
         (lambda: DatasetConfig(pth="x"), "'pth' is not a setting; did you mean 'path'?"),
         (lambda: DatasetConfig(), "DatasetConfig: 'path' is missing"),
         (lambda: TunerModelConfig(model_path="m", max_model_len=1), "'max_model_len' must be at least 2, got 1"),

@@ -134,6 +134,9 @@ def nearest_setting(model: type[BaseModel], place: Place) -> str:
     if near and near[0] != name:
         return f"; did you mean '{'.'.join([*path, near[0]])}'?"
     elsewhere = {".".join(other): other[-1] for other in settings_of(model)}
+    if "." in name and ".".join(place) in elsewhere:
+        section_name, _, last = ".".join(place).rpartition(".")
+        return f" by its name with dots: write '{last}' in the section '{section_name}'"
     others = [dotted for dotted, last in elsewhere.items() if last == name]
     if not others:
         others = [
