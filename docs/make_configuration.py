@@ -105,10 +105,13 @@ def _summary(model: type[BaseModel]) -> str:
 
 
 def _with_choices(text: str, field: FieldInfo) -> str:
+    """The text, and the choices where it does not name them all."""
     ours = [name for part in field.metadata for name in _ours(part)] or _ours_within(field.annotation)
-    choices = ", ".join(f"`{choice}`" for choice in ours or _choices(field.annotation))
-    own = ", or [one of your own](../use/extending.md)" if ours else ""
-    return f"{text} One of {choices}{own}.".strip() if choices else text
+    choices = [f"`{choice}`" for choice in ours or _choices(field.annotation)]
+    said = all(choice in text for choice in choices)
+    own = "[one of your own](../use/extending.md)"
+    sentences = [text.replace("|", "\\|"), "" if said else f"One of {', '.join(choices)}", f"Or {own}" if ours else ""]
+    return " ".join(f"{sentence.removesuffix('.')}." for sentence in sentences if sentence)
 
 
 def _ours(metadata: object) -> tuple[str, ...]:

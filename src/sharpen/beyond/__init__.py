@@ -1,4 +1,4 @@
-"""What else makes an agent better, without training or around it: prompts, the choice of a model, seeds, sweeps.
+"""What makes an agent better beside a single training: prompts, the choice of a model, seeds, sweeps.
 
 In: a workflow, a judge, tasks, and candidates or settings. Out: the best of them, with intervals. It must not know how
 a run trains.

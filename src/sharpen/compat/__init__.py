@@ -1,4 +1,4 @@
-"""The names and objects of the tuners that came before: AgentScope's, Trinity-RFT's.
+"""The names and objects of other tuners: AgentScope's and Trinity-RFT's.
 
 In: their settings, workflows and functions. Out: ours. It must not know where a run lives, nor what is done with its
 results.

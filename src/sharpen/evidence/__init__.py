@@ -1,4 +1,5 @@
-"""What can be said of a run and proven from its records: the certificate, causes of a flat reward, another judge.
+"""What can be said of a run and proven from its records: the certificate, causes of a flat reward, rewards
+by another judge.
 
 In: run directories, batches before they train. Out: checks, findings, verdicts that were computed again. It must not
 use the code that it checks, nor know how its findings are shown.

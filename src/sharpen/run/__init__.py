@@ -16,7 +16,7 @@ not know of the command line, nor of servers around it.
 - `explore`: half of a run in two processes: rolls out
 - `receiver`: the other half: gets batches, publishes weights
 - `data`: reads the tasks of a run
-- `evaluation`: the exam on held-out tasks, greedy and sampled
+- `evaluation`: held-out tasks, greedy and sampled
 - `check`: before the training: a few tasks, and the gradient of a small batch
 - `progress`: how far a run is
 - `steps`: checkpoints, and the time limit

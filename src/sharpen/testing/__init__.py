@@ -1,4 +1,4 @@
-"""The tests that every part passes, ours and yours: what `sharpen.contracts` says, put to the proof.
+"""The tests that every part passes, ours and yours: whether it keeps what `sharpen.contracts` says.
 
 In: a part, and what it needs to be tried. Out: nothing, or an `AssertionError` that says what is not kept. Each
 is a plain function, for any test framework, and is loaded on first use (docs/use/extending.md).
