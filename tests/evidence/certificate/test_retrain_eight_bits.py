@@ -151,7 +151,7 @@ def test_a_fault_is_found(name, run_of, tmp_path):
 
 
 @pytest.mark.parametrize("steps", [4, pytest.param(20, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", [SINGLE, SEVERAL], ids=["one update", "several"])
+@pytest.mark.parametrize("kind", [SINGLE, PAGED, SEVERAL], ids=["one update", "in 16 bits", "several"])
 def test_honest_steps_raise_no_alarm(kind, steps, tmp_path, write_toy_model, toy_dataset):
     model = write_toy_model(tmp_path / "model", hidden=64)
     found = retrain(make_run(tmp_path, model, toy_dataset, kind[0], steps=steps, rate=1e-3, **kind[1]))
