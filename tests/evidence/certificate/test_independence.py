@@ -78,3 +78,8 @@ def test_nor_does_what_it_imports() -> None:
     names = [name.removesuffix(".__init__") for name in names]
     code = f"import sys, {', '.join(names)}\nfound = set({CHECKED!r}) & set(sys.modules)\nassert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_plain_loop_can_be_read_at_once() -> None:
+    """Whoever doubts the trainer reads what it is compared with."""
+    assert len((FOLDER / "plain" / "update.py").read_text().splitlines()) <= 300

@@ -13,10 +13,10 @@ import torch
 from bitsandbytes.functional import dequantize_blockwise, quantize_blockwise
 from faulty_update import FaultyUpdate, make_run
 
+from sharpen.evidence.certificate.plain.implied import gradients, implied
 from sharpen.evidence.certificate.plain.optimizers import Rates, State, adamw
 from sharpen.evidence.certificate.plain.quantized import EightBits, dynamic_values, rounded_moment
 from sharpen.evidence.certificate.plain.retrain import retrain
-from sharpen.evidence.certificate.plain.update import gradients, implied
 
 Kind = tuple[str, dict[str, Any]]
 Fault = Callable[[FaultyUpdate], None]

@@ -94,7 +94,7 @@ def compare(
     as much as any other, either way, so that rounding would decide how far it is from the exact one. AdamW makes of
     moments what it makes of each number, so that nothing is rounded but the result; Muon makes products in bfloat16.
     Moments in 8 bits are those that the weights moved by, rounded: `said` are then the gradients that the weights
-    imply, the exact ones and the rounded ones, and compared in place of the weights (`plain.update`). `whose` stands
+    imply, the exact ones and the rounded ones, and compared in place of the weights (`plain.implied`). `whose` stands
     before the names of tensors."""
     factor = FACTOR if own else FACTOR * SEVERAL
     turned = {name for name in before.weights if f"{name}/{MUON}" in exact.moments}

@@ -4,7 +4,8 @@
 - `beside`: the same in a process beside a run
 - `steps`: what each step trained: the calls, advantages and weights of tokens
 - `rows`: the same of a run on rows, by the code that made their sequences
-- `update`: the plain loop; and the gradient that a moved weight implies
+- `update`: the plain loop
+- `implied`: the gradient that a moved weight implies, where moments are in 8 bits
 - `model`: a forward pass by transformers alone, with the recorded experts and images
 - `loss_rules`: the loss that the settings require
 - `losses`: the losses of tokens
