@@ -57,7 +57,7 @@ def test_names_and_arguments_are_those_of_agentscope(agentscope_tuner: ModuleTyp
     """Read from their source: importing it wants DSPy."""
     tuner = Path(next(iter(agentscope_tuner.__path__)))
     for module in ("prompt_tune", "model_selection"):
-        ours = importlib.import_module(f"sharpen.{module}")
+        ours = importlib.import_module(f"sharpen.beyond.{module}")
         (exported,) = [
             ast.literal_eval(node.value)
             for node in ast.walk(parsed(tuner / module / "__init__.py"))

@@ -50,5 +50,9 @@ def _printing_agents() -> list[Any]:
     base = getattr(sys.modules.get("agentscope.agent"), "AgentBase", None)
     if base is None or not hasattr(base, "disable_console_output"):  # AgentScope 2 prints nothing
         return []
+    if frozen := gc.get_freeze_count():  # by the owner of this process: what is frozen is not listed
+        gc.unfreeze()
     agents = [one for one in gc.get_objects() if issubclass(type(one), base)]  # of any other object nothing is asked
+    if frozen:
+        gc.freeze()
     return [agent for agent in agents if getattr(agent, _PRINTS, None) is False]
