@@ -150,13 +150,23 @@ def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | N
     problems = Problems()
     problems.check(imported_line)
     problems.check(_check_functions, workflow, judge)
+    return _without_training(problems, config, workflow, judge)
+
+
+def decide_serving(config: RunConfig) -> Job[Recipe]:
+    """Return the job of a server, which runs no functions of the user's."""
+    return _without_training(Problems(), config, None, None)
+
+
+def _without_training(
+    problems: Problems, config: RunConfig, workflow: Function | None, judge: Function | None
+) -> Job[Recipe]:
     config, notices, engine = _fit(problems, config)
     problems.check(check_auxiliary_models, config.auxiliary_models)
     problems.check(check_model_path, config.model.model_path)
     problems.check(check_formats, config.model)
     problems.raise_found()
     folder = _model_folders(config, serves=True)
-    notices += (formats_line(config.model, folder),)
     return Job(
         recipe=Recipe(config=config),
         workflow=workflow,
@@ -164,27 +174,7 @@ def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | N
         folder=folder,
         engine=engine,
         adapters=served_adapters(config, engine, trains=False),
-        notices=notices,
-    )
-
-
-def decide_serving(config: RunConfig) -> Job[Recipe]:
-    """Return the job of a server, which runs no functions of the user's."""
-    problems = Problems()
-    config, notices, engine = _fit(problems, config)
-    problems.check(check_model_path, config.model.model_path)
-    problems.check(check_formats, config.model)
-    problems.raise_found()
-    folder = _model_folders(config, serves=True)
-    notices += (formats_line(config.model, folder),)
-    return Job(
-        recipe=Recipe(config=config),
-        workflow=None,
-        judge=None,
-        folder=folder,
-        engine=engine,
-        adapters=served_adapters(config, engine, trains=False),
-        notices=notices,
+        notices=(*notices, formats_line(config.model, folder)),
     )
 
 

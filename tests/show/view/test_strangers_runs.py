@@ -128,6 +128,7 @@ HARM: dict[str, Callable[[Path], None]] = {
             *("monitor_type", "engine.type", "train_dataset.path", "model.tool_call_parser", "model.reasoning_parser"),
         )
     },
+    **{f"code as {name}": setting(name, ["PLACE/evil.py:run"]) for name in ("families", "gateway.protocols")},
     "a model elsewhere": setting("model.model_path", "PLACE"),
 }
 COMMANDS = (
