@@ -18,8 +18,8 @@ INTRODUCTION = """\
 
 <!-- Written by docs/make_faults.py from the tests; a test compares the two. -->
 
-Each of these faults was put into a run that is right without it, one after the other. Each is found by what its section
-or the second column names. The tests do so again with every change. What the names mean:
+Each of these faults is put, one after the other, into a run that is right without it, and is found by what its section
+or the second column names. Tests repeat this with every change, with the settings that a fault needs. What the names mean:
 [the certificate](certificate.md).
 
 """
@@ -73,13 +73,12 @@ def _verdict() -> Part:
 
 def _gradients() -> Part:
     words = (
-        "In the trainer's passes: found before the first step, by comparing the gradient of a small batch with a plain "
-        "loop's, parameter by parameter (`tests/evidence/certificate/test_gradient_probe.py`)."
+        "In the trainer's passes: found before the first step, where the gradient of a small batch differs from a "
+        "plain loop's (`tests/evidence/certificate/test_gradient_probe.py`)."
     )
     rows = []
-    for name, (settings, _, where) in _table("test_gradient_probe").items():
-        named = "every parameter" if where == "model." else f"`{where.rstrip('.')}`"
-        rows.append((name + _with(settings), f"the probe, in {named}"))
+    for name, (_, _, where) in _table("test_gradient_probe").items():
+        rows.append((name, "every parameter" if where == "model." else f"`{where.rstrip('.')}`"))
     return "Gradients", words, rows
 
 
@@ -89,22 +88,14 @@ def _updates() -> Part:
         "its updates are made once more. No other check sees one of them "
         "(`tests/evidence/certificate/test_retrain_faults.py` and its neighbours)."
     )
-    rows = []
     tables = [_table(f"test_retrain_{part}") for part in ("faults", "eight_bits", "teacher", "expert")]
-    for name, ((algorithm, settings), _) in (pair for table in tables for pair in table.items()):
-        kind = {} if algorithm == "grpo" else {"algorithm": algorithm}
-        rows.append((name + _with(kind | settings), "the updates, made once more"))
+    rows = [(name, "the updates, made once more") for table in tables for name in table]
     rows += [
         (f"in a mixture of experts, {name}", "the updates, made once more")
         for table in ("FAULTS", "BALANCES")
         for name in _table(EXPERTS, table)
     ]
     return "Updates", words, rows
-
-
-def _with(settings: dict[str, Any]) -> str:
-    named = ", ".join(f"`{key}: {value}`" for key, value in settings.items())
-    return f" ({named})" if named else ""
 
 
 def _table(module: str, name: str = "FAULTS") -> dict[str, Any]:
