@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -65,6 +66,24 @@ def adapted_layers(module: Any) -> dict[str, Any]:
     import peft
 
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, peft.tuners.lora.LoraLayer)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowRank:
+    """An adapter: it adds `scale` x `up` `down` to a weight. Suffixes: A rank, C inputs, O outputs."""
+
+    down_AC: torch.Tensor
+    up_OA: torch.Tensor
+    scale: float
+
+
+def parts_of(layer: Any) -> tuple[Any, LowRank | None]:
+    """Return a linear layer without what peft put around it, and its adapter if it has one."""
+    base = getattr(layer, "base_layer", None)
+    if base is None:
+        return layer, None
+    down, up = (getattr(layer, part)[ADAPTER].weight for part in ("lora_A", "lora_B"))
+    return base, LowRank(down_AC=down, up_OA=up, scale=float(layer.scaling[ADAPTER]))
 
 
 def peft_config(module: Any, settings: Mapping[str, Any], *, inference_mode: bool = False) -> Any:

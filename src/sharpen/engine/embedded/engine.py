@@ -108,7 +108,8 @@ class EmbeddedEngine:
         pool = _new_pool(
             model, layout, states, max_slots=max_slots, max_length=max_model_len, budget_bytes=budget_bytes
         )
-        forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)
+        fast = shape.fast and not (deterministic and adapters)  # fused adapters would round otherwise than before
+        forward = FastForward(model, shape, max_model_len, exact=deterministic) if fast else GenericForward(model)
         routing = _routing(model, deterministic=deterministic)
         self._scheduler = Scheduler(pool, routes=None if routing is None else routing.shape, states=states)
         check_forward(model, forward, pool, reference_PV, routing, mixing)
@@ -121,7 +122,7 @@ class EmbeddedEngine:
             vocab_size=shape.vocab_size,
             version=version,
             decode_text=stop_decoder,
-            graphs=None if deterministic or not shape.fast else _decode_graphs(model, forward, pool),
+            graphs=None if deterministic or not fast else _decode_graphs(model, forward, pool),
             masks=self._masks,
             routing=routing,
             mixing=mixing,
