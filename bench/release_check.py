@@ -185,13 +185,14 @@ def _write(parts: Sequence[Part], state: State, root: Path, folder: Path) -> Non
 
 
 def page(parts: Sequence[Part], state: State) -> str:
-    """Return the page: a row for each part, and below what each printed last."""
+    """Return the page: a row for each part that was run, the names of the others, and what each printed last."""
+    left = [part.name for part in parts if part.name not in state.done]
     passed = sum(part.name in state.done and state.done[part.name].code == 0 for part in parts)
     rows, printed = [], []
     for part in parts:
         done = state.done.get(part.name)
-        rows.append(_row(part.name, done))
         if done:
+            rows.append(_row(part.name, done))
             shown = "\n".join(line.replace("```", "'''") for line in done.last)
             printed.append(f"## {part.name}\n\n```text\n{shown}\n```\n")
     return (
@@ -206,6 +207,7 @@ def page(parts: Sequence[Part], state: State) -> str:
                 "| part | result | time | begun |\n|---|---|---|---|",
                 *rows,
                 "",
+                *([f"Not run yet: {'; '.join(left)}.\n"] if left else []),
                 *printed,
             ]
         ).rstrip("\n")
@@ -213,13 +215,11 @@ def page(parts: Sequence[Part], state: State) -> str:
     )
 
 
-def _row(name: str, done: Done | None) -> str:
-    return f"| {name} | {_result(done)} | {_duration(done.seconds) if done else ''} | {done.at if done else ''} |"
+def _row(name: str, done: Done) -> str:
+    return f"| {name} | {_result(done)} | {_duration(done.seconds)} | {done.at} |"
 
 
-def _result(done: Done | None) -> str:
-    if done is None:
-        return "not run yet"
+def _result(done: Done) -> str:
     result = "passed" if done.code == 0 else f"**failed** (exit code {done.code})"
     return result if done.tries == 1 else f"{result}, try {done.tries}"
 

@@ -18,11 +18,64 @@ INTRODUCTION = """\
 
 <!-- Written by docs/make_commands.py from src/sharpen/cli; a test compares the two. -->
 
-`sharpen COMMAND --help` prints the same. Exit codes: **0** the work was done, **1** it failed or the answer is no,
-**2** bad input, **130** interrupted. Errors go to standard error.
+`sharpen COMMAND --help` prints the same.
+
+## What they have in common
+
+- **RUN** is a run's directory, or its name (`my_run`, `project/my_run`, or a beginning that only one run has) below
+  `--root`. Without RUN it is the run that recorded something last. A run may still be working. `serve` and
+  `eval --model` take a run by its whole name: its best checkpoint, or the latest.
+- **Errors** are on stderr and begin with `sharpen: `: what was wrong, the value, what to do. A traceback is a fault of
+  ours.
+- **A pipe, a file or a terminal that closes** does not end a run.
+- **On a terminal** a few lines at the bottom say how far the work is. What your agent prints from Python goes above
+  them; output of subprocesses and libraries in C may mix with them: capture it, or set `TERM=dumb` for plain lines.
+- **Width and colour**: `COLUMNS` makes lines narrower, `NO_COLOR=1` takes colours away.
+- **Completion in the shell**: `pip install 'sharpen[completion]'`, and once for each shell
+  `eval "$(register-python-argcomplete sharpen)"`.
+
+| exit code | |
+|---|---|
+| 0 | the work asked for was done |
+| 1 | it failed, or the answer is no |
+| 2 | bad input: command line, configuration, dataset, model |
+| 130 | interrupted, by Ctrl-C, or by SIGTERM while a run is open; a run has saved a checkpoint |
 """
 
-
+PAGES = {
+    "init": "start/own-agent",
+    "doctor": "start/own-agent",
+    "run": "start/guide",
+    "seeds": "use/several-runs",
+    "sweep": "use/several-runs",
+    "compare": "use/several-runs",
+    "plan": "use/plan",
+    "algorithms": "reference/algorithms",
+    "models": "reference/models",
+    "show": "use/diagnose",
+    "view": "use/view",
+    "report": "use/report",
+    "rescore": "use/report",
+    "diagnose": "use/diagnose",
+    "certify": "understand/certificate",
+    "serve": "use/serve",
+    "record": "use/record",
+    "export": "use/report",
+}
+"""Where a command is explained."""
+ANSWERS_NO = {
+    "doctor": "no run is possible",
+    "check": "the run is not ready",
+    "eval": "nothing could be evaluated, or it says nothing about the model",
+    "seeds": "a run failed",
+    "sweep": "no trial was measured",
+    "plan": "it does not fit",
+    "rescore": "the judge failed on every rollout",
+    "certify": "it does not hold",
+    "serve": "engine or trainer failed",
+    "record": "something could not be recorded",
+}
+"""When a command answers 1, where that is more than that it failed."""
 SEVERAL = 5
 """An argument that as many commands have, with the same help, is explained once."""
 
@@ -53,10 +106,15 @@ def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
 
 def section(name: str, parser: argparse.ArgumentParser, common: Container[str]) -> Iterator[str]:
     """Yield the lines of one command."""
-    yield from (f"## sharpen {name}", "", f"{sentence(parser.description or '')}", "")
+    more = f" [More](../{PAGES[name]}.md)." if name in PAGES else ""
+    no = f" Answers 1 if {ANSWERS_NO[name]}." if name in ANSWERS_NO else ""
+    yield from (f"## sharpen {name}", "", f"{sentence(parser.description or '')}{no}{more}", "")
     known = [action for action in arguments(parser) if row(action) in common]
     if known:
-        yield from (f"[Common arguments](#arguments-of-several-commands): {', '.join(map(names, known))}.", "")
+        yield from (
+            f"[Common arguments](#arguments-of-several-commands): {', '.join(name_of(one) for one in known)}.",
+            "",
+        )
     own = [row(action) for action in arguments(parser) if row(action) not in common]
     if own:
         yield from ("| argument | |", "|---|---|", *own, "")
@@ -71,6 +129,10 @@ def row(action: argparse.Action) -> str:
 def names(action: argparse.Action) -> str:
     value = "" if action.nargs == 0 else f" {value_of(action)}"
     return ", ".join([f"`{name}{value}`" for name in action.option_strings] or [f"`{value_of(action)}`"])
+
+
+def name_of(action: argparse.Action) -> str:
+    return f"`{action.option_strings[0] if action.option_strings else value_of(action)}`"
 
 
 def value_of(action: argparse.Action) -> str:

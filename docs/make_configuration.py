@@ -94,6 +94,8 @@ def _table(model: type[BaseModel], within: str, sections: list[tuple[str, type[B
         shown = (
             "required" if default is PydanticUndefined else "none" if not isinstance(default, BaseModel) else "below"
         )
+        if shown == "below" and not text:
+            continue  # its heading is below
         linked = f"Settings: [`{first}`](#{re.sub('[.<>]', '', first)})."
         rows.append(f"| `{name_of_section}` | {shown} | {text} {linked} |".replace("|  ", "| "))
     return "\n".join(rows) + "\n"

@@ -1,6 +1,6 @@
 """Writes understand/faults.md from the faults that tests plant: `python docs/make_faults.py`.
 
-In: the tables of faults of the tests. Out: the page, a row for each fault.
+In: the tables of faults of the tests. Out: the page, with each fault.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ INTRODUCTION = """\
 
 <!-- Written by docs/make_faults.py from the tests; a test compares the two. -->
 
-Each of these faults was put into a run that is right without it, one after the other. Each is found by what its section
-or the second column names. The tests do so again with every change. What the names mean:
-[the certificate](certificate.md).
+Each of these faults is put, one after the other, into a run that is right without it, and is found by what its section
+or the beginning of its line names ([the certificate](certificate.md)). Tests repeat this with every change.
 
 """
 
@@ -29,14 +28,13 @@ def page() -> str:
     """Return the whole page."""
     _find_tests()
     parts = [_draws(), _batches(), _gradients(), _updates(), _verdict()]
-    rows = sum(len(rows) for _, _, rows in parts)
-    text = f"{INTRODUCTION}{rows} faults in {len(parts)} places.\n"
+    text = f"{INTRODUCTION}{sum(len(rows) for _, _, rows in parts)} faults in {len(parts)} places.\n"
     for title, words, rows in parts:
-        text += f"\n## {title}\n\n{words}\n\n"
-        if len({found for _, found in rows}) == 1:
-            text += "".join(f"- {fault}\n" for fault, _ in rows)
-        else:
-            text += "| fault | found by |\n|---|---|\n" + "".join(f"| {fault} | {found} |\n" for fault, found in rows)
+        kinds: dict[str, list[str]] = {}
+        for fault, found in rows:
+            kinds.setdefault(found, []).append(fault)
+        lines = [f"- {found}{': ' if found else ''}{'; '.join(faults)}" for found, faults in kinds.items()]
+        text += f"\n## {title}\n\n{words}\n\n" + "\n".join(lines) + "\n"
     return text
 
 
@@ -59,7 +57,7 @@ def _draws() -> Part:
         "and again from the records (`tests/evidence/certificate/test_draws.py`)."
     )
     faults = _table("test_draws")
-    return "Draws", words, [(name, f"`draws`, within {most} tokens") for name, (_, _, most) in faults.items()]
+    return "Draws", words, [(name, f"within {most} tokens") for name, (_, _, most) in faults.items()]
 
 
 def _verdict() -> Part:
@@ -68,18 +66,17 @@ def _verdict() -> Part:
         "rollouts (`tests/run/test_verdict_faults.py`; some thirty more, planted in the records and in the summary, "
         "in `tests/evidence/certificate/test_verdict_again.py`)."
     )
-    return "Verdict", words, [(name, "the verdict, computed again") for name in _table("test_verdict_faults")]
+    return "Verdict", words, [(name, "") for name in _table("test_verdict_faults")]
 
 
 def _gradients() -> Part:
     words = (
-        "In the trainer's passes: found before the first step, by comparing the gradient of a small batch with a plain "
-        "loop's, parameter by parameter (`tests/evidence/certificate/test_gradient_probe.py`)."
+        "In the trainer's passes: found before the first step, where the gradient of a small batch differs from a "
+        "plain loop's (`tests/evidence/certificate/test_gradient_probe.py`)."
     )
     rows = []
-    for name, (settings, _, where) in _table("test_gradient_probe").items():
-        named = "every parameter" if where == "model." else f"`{where.rstrip('.')}`"
-        rows.append((name + _with(settings), f"the probe, in {named}"))
+    for name, (_, _, where) in _table("test_gradient_probe").items():
+        rows.append((name, "every parameter" if where == "model." else f"`{where.rstrip('.')}`"))
     return "Gradients", words, rows
 
 
@@ -89,22 +86,14 @@ def _updates() -> Part:
         "its updates are made once more. No other check sees one of them "
         "(`tests/evidence/certificate/test_retrain_faults.py` and its neighbours)."
     )
+    tables = {"faults": "", "eight_bits": "", "teacher": "with a teacher", "expert": "with an expert's rows"}
+    names = [(name, kind) for part, kind in tables.items() for name in _table(f"test_retrain_{part}")]
+    names += [(name, "in a mixture of experts") for kind in ("FAULTS", "BALANCES") for name in _table(EXPERTS, kind)]
     rows = []
-    tables = [_table(f"test_retrain_{part}") for part in ("faults", "eight_bits", "teacher", "expert")]
-    for name, ((algorithm, settings), _) in (pair for table in tables for pair in table.items()):
-        kind = {} if algorithm == "grpo" else {"algorithm": algorithm}
-        rows.append((name + _with(kind | settings), "the updates, made once more"))
-    rows += [
-        (f"in a mixture of experts, {name}", "the updates, made once more")
-        for table in ("FAULTS", "BALANCES")
-        for name in _table(EXPERTS, table)
-    ]
+    for name, kind in names:
+        where, _, fault = name.rpartition(", ")
+        rows.append((fault, where) if where.startswith(("in ", "with ", "over ", "beside ")) else (name, kind))
     return "Updates", words, rows
-
-
-def _with(settings: dict[str, Any]) -> str:
-    named = ", ".join(f"`{key}: {value}`" for key, value in settings.items())
-    return f" ({named})" if named else ""
 
 
 def _table(module: str, name: str = "FAULTS") -> dict[str, Any]:

@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 from sharpen.config.load import resolve
 from sharpen.learning.recipe import TrainingRecipe, recipe_of
 from sharpen.run.plan.case import Case, Models, read_models
-from sharpen.run.plan.hardware import GIB, Hardware
+from sharpen.run.plan.hardware import Hardware
 from sharpen.run.plan.predict import plan
 from sharpen.run.plan.workload import expected
 
@@ -38,14 +38,14 @@ CONFIGS: Mapping[str, PretrainedConfig] = {
 """Qwen3-MoE with 128 experts, as published. There is no hybrid model: its layers are traced chunk by chunk, which takes
 long."""
 WAYS: Mapping[str, Mapping[str, Any]] = {
-    "all weights, AdamW": {},
-    "all weights, Muon": {"optimizer": "muon"},
-    "all weights, AdamW in 8 bits": {"optimizer": "adamw_8bit"},
-    "LoRA, rank 16": {"lora": {"rank": 16}},
-    "LoRA, rank 16, `base: shared`": {"lora": {"rank": 16, "base": "shared"}},
-    "LoRA, rank 16, `base: nf4`": {"lora": {"rank": 16, "base": "nf4"}},
+    "AdamW": {},
+    "Muon": {"optimizer": "muon"},
+    "AdamW in 8 bits": {"optimizer": "adamw_8bit"},
+    "LoRA": {"lora": {"rank": 16}},
+    "`base: shared`": {"lora": {"rank": 16, "base": "shared"}},
+    "`base: nf4`": {"lora": {"rank": 16, "base": "nf4"}},
 }
-"""The settings of `trainer` in each row, beside gradient checkpointing."""
+"""The settings of `trainer` in each column, beside gradient checkpointing."""
 
 
 def configs() -> Iterator[tuple[str, PretrainedConfig]]:
@@ -68,7 +68,7 @@ def configs() -> Iterator[tuple[str, PretrainedConfig]]:
 
 
 def recipe_for(folder: str, trainer: Mapping[str, Any]) -> TrainingRecipe:
-    """Return the run of a row: 8 tasks x 8 rollouts a step, without a KL term, at most 4,096 tokens a sequence."""
+    """Return the run of a column: 8 tasks x 8 rollouts a step, without a KL term, at most 4,096 tokens a sequence."""
     settings = {
         "model": {"model_path": folder, "max_model_len": 4096, "max_tokens": 2048},
         "train_dataset": {"path": "tasks.jsonl"},
@@ -79,30 +79,29 @@ def recipe_for(folder: str, trainer: Mapping[str, Any]) -> TrainingRecipe:
     return recipe_of(resolve(None, settings).config)
 
 
-def cells(recipe: TrainingRecipe, models: Models) -> Iterator[str]:
-    """Yield, for each GPU, the GiB that a run takes there, or a dash where it does not fit. What is held at once in the
-    engine and in the output layer goes by the GPU's size."""
+def smallest(recipe: TrainingRecipe, models: Models) -> str:
+    """Return the size in GB of the smallest GPU on which a run fits, or a dash. What is held at once in the engine and
+    in the output layer goes by the GPU's size."""
     workload = expected(recipe.config)
     for size in GPUS_GB:
         gpu = Hardware(name="a GPU", kind="cuda", count=1, memory_bytes=size * 10**9)
         case = Case(recipe=recipe, models=models, hardware=gpu, workload=workload, engine="embedded")
         (place,) = plan(case, suggests=False).places
-        yield f"{place.peak / GIB:.1f}" if place.fits else "–"
+        if place.fits:
+            return str(size)
+    return "–"
 
 
 def lines() -> Iterator[str]:
-    """Yield the table's lines; a way that fits nowhere has none."""
-    yield "| model | trained | " + " | ".join(f"{size} GB" for size in GPUS_GB) + " |"
-    yield "|---" * (2 + len(GPUS_GB)) + "|"
+    """Yield the table's lines."""
+    yield "| model | " + " | ".join(WAYS) + " |"
+    yield "|---" * (1 + len(WAYS)) + "|"
     for name, config in configs():
         with tempfile.TemporaryDirectory() as folder:
             config.save_pretrained(folder)
-            recipes = {way: recipe_for(folder, trainer) for way, trainer in WAYS.items()}
-            models = read_models(recipes["all weights, AdamW"])  # once: a pass is traced once for each object
-        for way, recipe in recipes.items():
-            row = list(cells(recipe, models))
-            if any(cell != "–" for cell in row):
-                yield f"| {name} | {way} | " + " | ".join(row) + " |"
+            recipes = [recipe_for(folder, trainer) for trainer in WAYS.values()]
+            models = read_models(recipes[0])  # once: a pass is traced once for each object
+        yield f"| {name} | " + " | ".join(smallest(recipe, models) for recipe in recipes) + " |"
 
 
 def page(table: str) -> str:

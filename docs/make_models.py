@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sharpen.models.support import COLUMNS, row_of
+from sharpen.models.support import COLUMNS, YES, row_of
 from sharpen.models.table import FAMILIES
 
 PAGE = Path(__file__).with_name("reference") / "models.md"
@@ -17,19 +17,17 @@ INTRODUCTION = """\
 
 <!-- Written by docs/make_models.py from src/sharpen/models; a test compares the two. -->
 
-The families of models that Sharpen knows. `sharpen models` prints this table; `sharpen models PATH` answers for one
-checkpoint, by its `config.json` alone (a folder, or a name on the hub). `make test-models` takes a tiny random model
-of every family through engine, trainer, a certified step and its checkpoint.
+`sharpen models` prints this table; `sharpen models PATH` answers for one checkpoint, by its `config.json` alone (a
+folder, or a name on the hub).
 
 A family that is not in the table is served and trained if its configuration shows nothing that is missing; engine and
-trainer compare it with transformers when they start, and refuse it if they compute something else. What is missing is
-named, before a weight is read.
+trainer compare it with transformers when they start, and refuse it if they compute something else.
 
 A checkpoint with towers (images, sound) is trained as a text model: its towers are frozen, and are written back byte
-for byte, with all else that transformers does not load. `images` says whether they are read in requests: by the
-checkpoint's own processor, with the embedded engine, and with vLLM unless the last column says no.
+for byte. `images` says whether requests may have them: they are read by the checkpoint's own processor, with the
+embedded engine, and with vLLM unless the last column says no.
 
-`vLLM` says what Sharpen does not refuse with vLLM as the engine, there or on a CPU ([what was compared with
+`vLLM` says what Sharpen does not refuse with vLLM as the engine ([what was compared with
 transformers](../use/vllm.md#models-with-towers-with-experts-and-hybrid-ones)); whether vLLM serves the family is vLLM's
 to say.
 """
@@ -37,9 +35,12 @@ to say.
 
 def page() -> str:
     """Return the whole page."""
-    header = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    rows = [f"| {' | '.join(row_of(family))} |" for family in FAMILIES]
-    return "\n".join([INTRODUCTION, *header, *rows, ""])
+    table = [COLUMNS, *map(row_of, FAMILIES)]
+    same = [place for place, _ in enumerate(COLUMNS) if {row[place] for row in table[1:]} == {YES}]
+    said = f"Of every family, the answer is yes to: {', '.join(COLUMNS[place] for place in same)}.\n"
+    rows = [[cell for place, cell in enumerate(row) if place not in same] for row in table]
+    header, *others = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([INTRODUCTION, said, header, f"|{'---|' * len(rows[0])}", *others, ""])
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def test_a_failure_is_shown_and_tried_again_last(
 
 def test_a_turn_ends_after_its_minutes(check: ModuleType, repository: Path, part: Callable[..., Any]) -> None:
     assert check.main(["--minutes", "0"], [part("a")], repository) == 3
-    assert "| a | not run yet |  |  |" in (repository / check.PAGE).read_text()
+    assert "Not run yet: a.\n" in (repository / check.PAGE).read_text()
     assert not (repository / "build" / "ran").exists()
 
 

@@ -19,7 +19,7 @@ from sharpen.cli.main import BAD_INPUT, COMMANDS, build_parser, main
 from sharpen.errors import ConfigError
 from sharpen.run.lock import locked
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "use" / "command-line.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
 ANSWERS_NOTHING = {"record", "serve", "view"}
 """Commands without `--json`."""
 
@@ -122,7 +122,7 @@ def test_every_command_is_documented_with_its_flags_and_answers_in_json(name):
     flags = {flag: action for action in commands.choices[name]._actions for flag in action.option_strings}
     assert ("--json" in flags) == (name not in ANSWERS_NOTHING)
     page = DOCUMENT.read_text()
-    assert f"| `sharpen {name}" in page
+    assert f"\n## sharpen {name}\n" in page
     for flag in ("--json", "--root", "--stage"):
         for other in commands.choices.values():
             same = {flag: action for action in other._actions for flag in action.option_strings}

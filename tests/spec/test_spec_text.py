@@ -1,4 +1,4 @@
-"""The programs that we run are the documents' own: every difference is an edit listed in docs/reference/spec.md."""
+"""The programs that we run are the documents' own: every difference is an edit listed in tests/spec/EDITS.md."""
 
 import ast
 import difflib
@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 BLOCKS = {path.stem: path.read_text(encoding="utf-8") for path in (HERE / "blocks").glob("*.txt")}
 PROGRAMS = HERE / "programs"
-PAGE = (HERE.parents[1] / "docs" / "reference" / "spec.md").read_text(encoding="utf-8")
+PAGE = (HERE / "EDITS.md").read_text(encoding="utf-8")
 INDENTATION_LOST = ("second-edition", "trinity-zh")
 PRINTED = {"first-edition": 14, "second-edition": 16, "trinity": 9, "trinity-zh": 9}
 """How many code blocks each document has."""
@@ -29,7 +29,7 @@ def lines_of(text: str, *, indented: bool) -> list[str]:
 
 
 def listed_edits(table: str) -> Edits:
-    """The edits of one table of docs/reference/spec.md, without indentation."""
+    """The edits of one table of tests/spec/EDITS.md, without indentation."""
     edits: Edits = Counter()
     for before, after in re.findall(r"^\| (nothing|`.+`) \| (nothing|`.+`) \| .+ \|$", table, re.MULTILINE):
         edits[tuple("" if cell == "nothing" else cell.strip("`") for cell in (before, after))] += 1  # type: ignore[index]

@@ -69,9 +69,8 @@ class LossConfig(Strict):
     kl_horizon: int | None = Field(default=None, ge=1)
     """Rollouts over which `kl_coef` adapts with `kl_target`."""
     behaviour: Behaviour | None = None
-    """Correction for tokens whose recorded logprob differs from that of the weights at the start of the step: the loss
-    clips against those weights and weights each token (docs/reference/algorithms.md). `none` clips against the recorded
-    logprobs. None takes the algorithm's value, or `truncated` with a clip below 0.05 (`gspo`)."""
+    """Correction for tokens whose recorded logprob is not that of the weights at the start of the step, by a weight for
+    each (docs/reference/algorithms.md). None takes the algorithm's value, or `truncated` with a clip below 0.05."""
     behaviour_low: float | None = Field(default=None, ge=0.0, le=1.0)
     """Weights below this become 0 (`masked`)."""
     behaviour_high: float | None = Field(default=None, ge=1.0)
@@ -109,8 +108,7 @@ class RolloutConfig(Strict):
     timeout_s: float = Field(default=3600.0, gt=0.0)
     """Time limit of one attempt, the judge included."""
     isolation: Literal["none", "process"] = "none"
-    """Where workflow and judge run: in the run's process, or (`process`) each attempt in one of its own, so that a
-    crash or a hang costs that attempt alone (docs/use/isolation.md)."""
+    """Where workflow and judge run: in the run's process, or each attempt in one of its own (docs/use/isolation.md)."""
     num_processes: int | None = Field(default=None, ge=1)
     """Processes of `isolation: process`, each for one attempt at a time; None is four for each core, at most
     `max_concurrent_rollouts`."""
@@ -124,8 +122,8 @@ class RolloutConfig(Strict):
     """Exceptions of the workflow that the model's answer causes, as `package.Class` (subclasses too), in addition to
     those of known frameworks (docs/use/failures.md)."""
     env_vars: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of workflow and judge, set before their code is loaded (in one process, for the whole run).
-    The run's folder keeps them, with `***` in place of secret ones (docs/understand/security.md)."""
+    """Environment variables of workflow and judge, set before their code is loaded. The run's folder keeps them, with
+    `***` in place of secret ones (docs/understand/security.md)."""
     choices: Literal["used", "all"] = "used"
     """Which answers to a request with `n` > 1 train: the one that the agent continued with or returned, or all of them,
     for agents that vote."""
@@ -244,8 +242,8 @@ class CertificateConfig(Strict):
     on_violation: Literal["stop", "warn"] = "stop"
     """Stop the run before the update, or only warn and record it in the certificate."""
     retrain: Literal["auto", "off"] = "auto"
-    """Make the updates of some steps once more, in a process beside the run, as far as free memory and 5% of its time
-    allow, and compare every weight (docs/understand/certificate.md)."""
+    """Make the updates of some steps once more beside the run, as far as free memory and 5% of its time allow, and
+    compare every weight (docs/understand/certificate.md)."""
 
 
 class OperatorConfig(Strict):
@@ -405,8 +403,7 @@ class RunConfig(Strict):
     model: TunerModelConfig
     """The model to tune."""
     families: tuple[Annotated[str, AfterValidator(PartName("families", ()))], ...] = ()
-    """Families of models of your own, by import path or announced name; one that is announced by its model type need
-    not be named (docs/use/extending.md)."""
+    """Families of models of your own, by import path or announced name (docs/use/extending.md)."""
     auxiliary_models: dict[str, AuxiliaryModelConfig] = Field(default_factory=dict)
     """Further models that workflow and judge may call, by name. They are never trained."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)

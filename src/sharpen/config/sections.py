@@ -36,11 +36,9 @@ class GatewayConfig(Strict):
     are not asked in them."""
 
     host: str = "127.0.0.1"
-    """Address at which it listens. Containers need another than the loopback: that of their bridge, or `0.0.0.0` for
-    every network of the machine (docs/use/commands.md)."""
+    """Address at which it listens; containers need another than the loopback (docs/use/commands.md)."""
     port: int = Field(default=0, ge=0, le=65535)
-    """Its port; 0 is any free one. Auxiliary models have servers of their own, at any free port. Not with Ray, where
-    each process has its own."""
+    """Its port; 0 is any free one. Not with Ray, where each process has its own."""
 
     max_body_mb: int = Field(default=64, ge=1, le=1024)
     """Megabytes that the body of a request may have; a larger one is refused with status 413."""
@@ -74,8 +72,8 @@ class JournalConfig(Strict):
     """The journal of a run, `run.db`."""
 
     keep_steps: int | None = Field(default=None, ge=1)
-    """Steps before the last checkpoint whose rollouts keep their text (messages, answers, tracebacks). Of older ones it
-    is dropped when a checkpoint is saved; ids, numbers and rewards stay (docs/use/long-runs.md). None keeps all."""
+    """Steps before the last checkpoint whose rollouts keep their text; ids, numbers and rewards of all stay
+    (docs/use/long-runs.md). None keeps all."""
 
 
 SyncStyle = Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer", "fully_async"]

@@ -213,7 +213,11 @@ FAULTS: dict[str, tuple[dict[str, Any], Fault, str]] = {
     "the attention's backward pass has a factor 2": ({}, backward(lambda g: 2 * g, ATTENTION + "q_proj"), ATTENTION),
     "the gradient of the keys is lost": ({}, backward(lambda g: 0 * g, ATTENTION + "k_proj"), ATTENTION),
     "a block's gradient is negated": ({}, parameters(lambda g: -g, "layers.0.mlp"), "model.layers.0.mlp"),
-    "a tensor's gradient is": ({}, parameters(lambda g: -g, "layers.1.input_layernorm"), "model.layers.1.input_lay"),
+    "a tensor's gradient is negated": (
+        {},
+        parameters(lambda g: -g, "layers.1.input_layernorm"),
+        "model.layers.1.input_lay",
+    ),
     "a layer is frozen": ({}, frozen, "model.layers.1.mlp"),
     "one number of a gradient is lost": (
         {},
