@@ -44,7 +44,7 @@ from sharpen.models.configuration import read_config
 from sharpen.models.experts import experts_of, round_experts
 from sharpen.models.marks import Shown, both_ways
 from sharpen.models.modules import decoder_of, freeze_towers, load_module, trained_parameters
-from sharpen.models.pieces import Piece
+from sharpen.models.pieces import Piece, text_config
 from sharpen.models.recurrent import mixers_of, replace_forward
 from sharpen.models.routing import recording, routing_of, to_array
 from sharpen.models.sight import Sight, View, showing
@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 DType = Literal["auto", "float32", "bfloat16"]
+
+_TABLE_ROWS = 4096
+"""Rows of embeddings that are compared at a time."""
 
 
 class Scorer(Protocol):
@@ -442,6 +445,22 @@ def _compute_trees(module: Any) -> None:
         replace_forward(mixer, "tree", through_tree)
 
 
+def keeps_table(module: Any, dtype: torch.dtype) -> bool:
+    """Whether frozen embeddings lose nothing in `dtype`; of a model without contents, whether its files say so."""
+    embeddings = module.get_input_embeddings()
+    weight = embeddings.weight
+    if type(embeddings) is not torch.nn.Embedding or weight.requires_grad or weight.dtype == dtype:
+        return False
+    if weight.is_meta:
+        return bool(text_config(module.config).dtype == dtype)
+    return all(torch.equal(some, some.to(dtype).to(some.dtype)) for some in weight.detach().split(_TABLE_ROWS))
+
+
+def _as_float(embeddings: torch.nn.Module, ids: Any, found: torch.Tensor) -> torch.Tensor:
+    """Forward hook: what is looked up goes on in fp32, as the sum of layers' outputs that it begins."""
+    return found.float()
+
+
 def _is_rounded(layer: torch.nn.Module) -> bool:
     """Whether this is a linear layer kept in bfloat16, as frozen ones are."""
     return isinstance(layer, torch.nn.Linear) and layer.weight.dtype == torch.bfloat16
@@ -483,12 +502,17 @@ def _kind(tensor: torch.Tensor) -> tuple[type, torch.Size, torch.dtype, torch.de
 
 
 def round_frozen(module: Any, dtype: torch.dtype) -> None:
-    """Convert frozen linear layers and experts to `dtype`, except an output layer tied to the embeddings. Embeddings
-    and norms stay as they are, since autocast does not round them.
+    """Convert frozen linear layers and experts to `dtype`. Embeddings and norms, which autocast does not round, stay as
+    they are; but embeddings that lose nothing by it, as those read from files in `dtype`, are kept in it and looked up
+    in fp32. An output layer tied to others stays too.
     """
-    embeddings = module.get_input_embeddings().weight
+    embeddings = module.get_input_embeddings()
+    if keeps_table(module, dtype):
+        embeddings.to(dtype)
+        embeddings.register_forward_hook(_as_float)
     for layer in module.modules():
-        if isinstance(layer, torch.nn.Linear) and layer.weight is not embeddings and not layer.weight.requires_grad:
+        tied = isinstance(layer, torch.nn.Linear) and layer.weight is embeddings.weight
+        if isinstance(layer, torch.nn.Linear) and not tied and not layer.weight.requires_grad:
             layer.to(dtype)
     for experts in experts_of(module).values():
         for weight in experts.parameters(recurse=False):
