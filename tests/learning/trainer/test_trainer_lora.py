@@ -252,7 +252,7 @@ def test_files_in_bfloat16_are_loaded_as_they_are_and_compute_the_same(family, t
     assert {name.rpartition(".")[0] for name, kind in types.items() if kind == torch.float32} == {
         name
         for name, part in direct.module.named_modules()
-        if "norm" in name.rpartition(".")[2] or name.endswith(".default")
+        if "norm" in name.rpartition(".")[2] or name.endswith(("lora_A.default", "lora_B.default"))
     }
     for one, other in zip(*(_logprobs_and_gradients(policy, experiences) for policy in (direct, whole)), strict=True):
         assert torch.equal(one, other)

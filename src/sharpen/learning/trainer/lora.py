@@ -87,7 +87,7 @@ class AdaptedModel(TrainedModel):
             offload_activations=offload_activations,
             max_logits=max_logits,
         )
-        self.adapters = add_adapters(module, lora)
+        self.adapters = add_adapters(module, lora, torch.float32)
         self._layers = adapted_layers(module)
         self.alone = False
         """Whether `state_tensors` returns only the adapters, for an engine that loads them without merging."""
