@@ -15,12 +15,12 @@ Plan = Callable[..., int]
 
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:
-    """A run of a model of 12 blocks, 256 wide, of which there is nothing but its configuration."""
+    """A run of a model of 3 blocks, 512 wide, of which there is nothing but its configuration."""
     model = Qwen3Config(
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=12,
-        num_attention_heads=4,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=3,
+        num_attention_heads=8,
         num_key_value_heads=2,
         head_dim=64,
         vocab_size=1000,
@@ -86,11 +86,11 @@ def test_learning_from_rows(plan: Plan, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_as_json(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan("--gpu-memory", "2GB", "--json") == 1
+    assert plan("--gpu-memory", "1.5GB", "--json") == 1
     content: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert not content["fits"]
     assert content["suggestion"] == {"trainer.gradient_checkpointing": True}
-    assert content["places"][0]["capacity_mb"] == 2048
+    assert content["places"][0]["capacity_mb"] == 1536
 
 
 @pytest.mark.parametrize(
