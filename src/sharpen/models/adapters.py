@@ -9,8 +9,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+<<<<<<< HEAD
 from collections.abc import Mapping
 from dataclasses import dataclass
+=======
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+>>>>>>> main
 from functools import partial
 from typing import Any
 
@@ -32,8 +37,9 @@ _PREFIX = "base_model.model."
 _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 
 
-def add_adapters(module: Any, lora: LoraConfig) -> dict[str, Any]:
+def add_adapters(module: Any, lora: LoraConfig, dtype: torch.dtype | None = None) -> dict[str, Any]:
     """Put adapters into `module`, and return their settings (JSON). With `base: nf4` the adapted layers are quantized.
+    `dtype` is the least exact type of the adapters; None: each has that of its layer.
 
     Raises `ConfigError` for target modules that the model does not have.
     """
@@ -43,7 +49,8 @@ def add_adapters(module: Any, lora: LoraConfig) -> dict[str, Any]:
     settings = {"rank": lora.rank, "alpha": lora.alpha, "target_modules": _targets(module, lora)}
     if lora.experts:
         settings["target_parameters"] = _expert_targets(module)
-    peft.inject_adapter_in_model(peft_config(module, settings), module, ADAPTER)
+    with nullcontext() if dtype is None else _weights_as(module, dtype):
+        peft.inject_adapter_in_model(peft_config(module, settings), module, ADAPTER)
     for name, layer in adapted_layers(module).items():
         layer.eval()
         if is_of_experts(layer):
@@ -52,6 +59,23 @@ def add_adapters(module: Any, lora: LoraConfig) -> dict[str, Any]:
         elif lora.base == "nf4":
             layer.base_layer = NF4Linear(layer.base_layer)
     return settings
+
+
+@contextmanager
+def _weights_as(module: Any, dtype: torch.dtype) -> Iterator[None]:
+    """Let linear layers have weights of a wider type, without contents, inside this block: peft rounds an adapter, once
+    it is drawn, to the type of its layer's."""
+    linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    layers = [layer for layer in linear if layer.weight.dtype.itemsize < dtype.itemsize]
+    own = {id(layer.weight): layer.weight.data for layer in layers}  # tied ones once
+    for layer in layers:
+        weight = own[id(layer.weight)]
+        layer.weight.data = torch.empty(1, dtype=dtype, device=weight.device).expand(weight.shape)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.weight.data = own[id(layer.weight)]
 
 
 def is_of_experts(layer: Any) -> bool:

@@ -105,6 +105,13 @@ class LocalServing:
         """See `Serving.publish`."""
         self.thread.call(self.engine.load(version, tensors))
 
+    def rest(self) -> None:
+        """See `Serving.rest`."""
+        from sharpen.engine.embedded.engine import EmbeddedEngine
+
+        if isinstance(self.engine, EmbeddedEngine):
+            self.thread.call(self.engine.rest())
+
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
         """See `Serving.probe`."""
         return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=temperature, noise=noise))

@@ -288,6 +288,14 @@ class EmbeddedEngine:
         self._scheduler.suspend_all()
         self._stepper.version = version
 
+    async def rest(self) -> None:
+        """Give back the memory of the KV, which nothing will need: the next calls come after the next `load`. With
+        calls running, do nothing."""
+        scheduler = self._scheduler
+        if not (self._closed or scheduler.waiting or any(scheduler.running())):
+            scheduler.forget_all()
+            scheduler.pool.release()
+
     @property
     def takes_adapters(self) -> bool:
         """Whether `load` takes adapters by the names of peft's files, in place of weights."""

@@ -173,8 +173,8 @@ def _trained(head: OutputLayer) -> list[torch.nn.Parameter]:
 
 
 class _Chunk(torch.autograd.Function):
-    """`_score_chunk` of a model alone. Nothing of the size of its logits is kept until the backward pass, which computes
-    them again.
+    """`_score_chunk` of a model alone. Nothing of the size of its logits is kept until the backward pass, which
+    computes them again.
 
     With probabilities p of a row, at temperature T, and the gradients g_E of its entries' logprobs and h of its
     entropies' sum: the gradient of its logits is (g of its targets - p (sum of g + h (log p + entropy))) / T.
@@ -201,7 +201,7 @@ class _Chunk(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_E: torch.Tensor, entropy_grad_E: torch.Tensor, *_: Any) -> tuple[Any, ...]:
         """See the formula of the class."""
         hidden_RC, temperatures_R, row_E, targets_E, entropy_E = ctx.saved_tensors
