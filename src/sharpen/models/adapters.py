@@ -9,13 +9,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
-<<<<<<< HEAD
-from collections.abc import Mapping
-from dataclasses import dataclass
-=======
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
->>>>>>> main
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
