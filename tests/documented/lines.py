@@ -25,6 +25,7 @@ BENCHES = {
     "bench/install_size.py": "",
     "bench/long_prompt.py": "--tokens 600",
     "bench/plain.py": "--steps 1 --tasks 2",
+    "bench/real.py": "--only tiny --repeats 1",
     "bench/step.py": "--repeats 1 --tasks 1",
     "bench/sync.py": "--repeats 1 --matrices 1",
     "bench/trainer.py": "--repeats 1 --sequences 2",

@@ -1,0 +1,276 @@
+"""The embedded engine at real sizes on two CPU threads, in bfloat16, against what the machine allows.
+
+In: nothing (models of Qwen3's shape with random weights are made here). Out: a table and `bench/out/real.json`. A model
+of 100M parameters (vocabulary 16,384) and one of 0.6B (Qwen3-0.6B's shape, vocabulary 151,936) do two works:
+
+- decode: 32 requests whose prompt of 200 tokens is cached sample 12 tokens each;
+- prefill: 2 prompts of 256 tokens, one token sampled each.
+
+The limit is measured in the same run: the products of a step with all weights, by the fastest of three ways (rows
+first, weight first, weight packed beforehand by oneDNN), and the keys and values that decoding reads, at the bandwidth
+of a sum over memory. Beside the engine as it is, it runs with settings of before: all products rows first, and (of
+adapters beside shared weights) the model's own modules. These take turns; medians are compared, and shares of the limit
+are reported. vLLM's build for CPUs does the same works if `.venv-vllm` is there (`make .venv-vllm/installed`), in its
+own process, afterwards.
+
+    python bench/real.py [--repeats 3] [--only 100M]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from report import finish
+from torch.nn.functional import linear
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+ROOT = Path(__file__).parents[1]
+SHAPES = {
+    "tiny": {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+    "100M": {"vocab_size": 16384, "hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 12},
+    "0.6B": {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28},
+}
+HEADS = {"tiny": (4, 2, 16), "100M": (12, 4, 64), "0.6B": (16, 8, 128)}
+ROWS, CACHED, NEW, PROMPTS, PROMPT = 32, 200, 12, 2, 256
+
+
+def make_model(size: str) -> Any:
+    """Random weights in bfloat16. No end token: every answer has the length asked for."""
+    heads, kv_heads, head_dim = HEADS[size]
+    config = Qwen3Config(
+        **SHAPES[size],
+        head_dim=head_dim,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return Qwen3ForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def median(measured: Callable[[], object], repeats: int) -> float:
+    """Median seconds."""
+    measured()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        measured()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+@torch.inference_mode()
+def products_seconds(model: Any, rows: int, output_rows: int, repeats: int) -> float:
+    """Seconds of the products of one step, by the fastest way of each."""
+    config = model.config
+    width, inner = config.hidden_size, config.intermediate_size
+    heads = config.num_attention_heads * config.head_dim
+    qkv = heads + 2 * config.num_key_value_heads * config.head_dim
+    layer = [(qkv, width), (width, heads), (2 * inner, width), (width, inner)]
+    layers = int(config.num_hidden_layers)
+    output = fastest((int(config.vocab_size), width), output_rows, repeats)
+    return layers * sum(fastest(shape, rows, repeats) for shape in layer) + output
+
+
+def fastest(shape: tuple[int, int], rows: int, repeats: int) -> float:
+    """Seconds of a product with a weight of this shape, averaged over so many weights that no cache holds them."""
+    count = max(1, min(8, 2**25 // (shape[0] * shape[1])))
+    weights = [torch.randn(shape).bfloat16() for _ in range(count)]
+    x = torch.randn(rows, shape[1]).bfloat16()
+    columns = x.t().contiguous()
+    packed = [torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights]
+    ways: list[Callable[[], object]] = [
+        lambda: [linear(x, weight) for weight in weights],
+        lambda: [weight @ columns for weight in weights],
+        lambda: [torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "") for weight in packed],
+    ]
+    return min(median(way, repeats) for way in ways) / count
+
+
+def bandwidth(repeats: int) -> float:
+    """Bytes a second of a sum over memory."""
+    values = torch.ones(2**26)
+    num_bytes: int = values.numel() * values.itemsize
+    return num_bytes / median(values.sum, repeats)
+
+
+def prompts(count: int, length: int, seed: int) -> list[list[int]]:
+    """Random ids."""
+    generator = np.random.default_rng(seed)
+    return [[int(token) for token in generator.integers(1, 500, length)] for _ in range(count)]
+
+
+def run_engine(engine: Any, ids: list[list[int]], new: int, seed: int) -> float:
+    """Seconds of requests with these prompts, all at once."""
+    from sharpen.contracts import GenerateRequest
+    from sharpen.types import Sampling
+
+    async def everyone() -> None:
+        requests = [
+            GenerateRequest(
+                prompt_ids=np.array(prompt, np.int32), sampling=Sampling(max_tokens=new), noise=seed * 1000 + index
+            )
+            for index, prompt in enumerate(ids)
+        ]
+        await asyncio.gather(*(engine.generate(request) for request in requests))
+
+    start = time.perf_counter()
+    asyncio.run(everyone())
+    return time.perf_counter() - start
+
+
+def speeds(run: Callable[[list[list[int]], int, int], float], turn: int) -> tuple[float, float]:
+    """Tokens a second of each work, by a function of prompts, new tokens and seed. Each turn has prompts of its own."""
+    same = prompts(1, CACHED, 0) * ROWS
+    run(same[:1], 1, turn)
+    decode = ROWS * NEW / run(same, NEW, turn)
+    return decode, PROMPTS * PROMPT / run(prompts(PROMPTS, PROMPT, turn + 1), 1, turn)
+
+
+def engine_speeds(model: Any, *, adapters: bool, repeats: int) -> dict[str, tuple[float, float]]:
+    """Median speeds of the engine as it is, and with each setting of before, in turns."""
+    from sharpen.config.trainer import LoraConfig
+    from sharpen.engine.embedded.engine import EmbeddedEngine
+    from sharpen.engine.embedded.forward import GenericForward
+
+    lora = LoraConfig(rank=16, base="shared") if adapters else None
+    engine = EmbeddedEngine(model, max_model_len=1024, max_slots=64, kv_cache_mb=2000, adapters=lora)
+    fast: Any = engine._stepper._forward
+    chosen = fast._columns_faster
+
+    def by_rows() -> None:
+        fast._columns_faster, engine._stepper._forward = False, fast
+
+    def as_it_is() -> None:
+        fast._columns_faster, engine._stepper._forward = chosen, fast
+
+    def by_modules() -> None:
+        engine._stepper._forward = GenericForward(engine._model)
+
+    name = "adapters, " if adapters else ""
+    sides = {f"{name}engine": as_it_is, f"{name}rows first": by_rows}
+    if adapters:
+        sides[f"{name}model's modules"] = by_modules
+    measured: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+    for turn in range((repeats + 1) * len(sides)):  # the first of each is a warm-up
+        side = list(sides)[turn % len(sides)]
+        sides[side]()
+        measured[side].append(speeds(lambda ids, new, seed: run_engine(engine, ids, new, seed), turn))
+    asyncio.run(engine.close())
+    return {side: medians(values[1:]) for side, values in measured.items()}
+
+
+def medians(values: list[tuple[float, float]]) -> tuple[float, float]:
+    """Median of each work's speeds."""
+    decode, prefill = zip(*values, strict=True)
+    return statistics.median(decode), statistics.median(prefill)
+
+
+def limits(model: Any, repeats: int) -> tuple[float, float]:
+    """Tokens a second that products and memory allow."""
+    config = model.config
+    per_position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
+    read = ROWS * (CACHED + NEW / 2) * per_position / bandwidth(repeats)
+    decode = ROWS / (products_seconds(model, ROWS, ROWS, repeats) + read)
+    return decode, PROMPTS * PROMPT / products_seconds(model, PROMPTS * PROMPT, PROMPTS, max(1, repeats // 2))
+
+
+def vllm_speeds(python: Path, model: Any, repeats: int) -> tuple[float, float] | None:
+    """Speeds of vLLM's build for CPUs, in its own environment; None if that is not there."""
+    if not python.exists():
+        print(f"no vLLM here ({python}): its side is left out", flush=True)
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        command = [str(python), __file__, "--vllm-model", folder, "--repeats", str(repeats)]
+        settings = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(command, env=os.environ | settings, stdout=subprocess.PIPE, text=True, check=True)
+    decode, prefill = json.loads(done.stdout.splitlines()[-1])
+    return decode, prefill
+
+
+def measure_vllm(folder: str, repeats: int) -> None:
+    """Print the speeds of vLLM, within whose environment this runs."""
+    from vllm import LLM, SamplingParams
+
+    model = LLM(folder, dtype="bfloat16", skip_tokenizer_init=True, max_model_len=1024, max_num_seqs=ROWS, seed=0)
+
+    def run(ids: list[list[int]], new: int, seed: int) -> float:
+        sampling = SamplingParams(max_tokens=new, ignore_eos=True, detokenize=False, logprobs=0)
+        start = time.perf_counter()
+        model.generate([{"prompt_token_ids": prompt} for prompt in ids], sampling, use_tqdm=False)
+        return time.perf_counter() - start
+
+    print(json.dumps(medians([speeds(run, repeat) for repeat in range(repeats + 1)][1:])))
+
+
+def compare(size: str, python: Path, repeats: int) -> tuple[list[list[object]], dict[str, float]]:
+    """Rows of the table, and ratios, of one size."""
+    limit = limits(make_model(size), 2 * repeats + 1)
+    print(size, "limit", *limit, flush=True)
+    sides = engine_speeds(make_model(size), adapters=False, repeats=repeats)
+    sides |= engine_speeds(make_model(size), adapters=True, repeats=repeats)
+    if (other := vllm_speeds(python, make_model(size), repeats)) is not None:
+        sides["vLLM"] = other
+    rows: list[list[object]] = [[size, "limit", *limit, 1.0, 1.0]]
+    for side, (decode, prefill) in sides.items():
+        rows.append([size, side, decode, prefill, decode / limit[0], prefill / limit[1]])
+        print(*rows[-1], flush=True)
+    engine, adapted = sides["engine"], sides["adapters, engine"]
+    values = {
+        "decode_share": engine[0] / limit[0],
+        "prefill_share": engine[1] / limit[1],
+        "decode_vs_rows_first": engine[0] / sides["rows first"][0],
+        "adapters_vs_modules": adapted[0] / sides["adapters, model's modules"][0],
+        "adapters_vs_none": adapted[0] / engine[0],
+    }
+    if other is not None:
+        values |= {"decode_vs_vllm": engine[0] / other[0], "prefill_vs_vllm": engine[1] / other[1]}
+    return rows, {f"{name}_{size}": value for name, value in values.items()}
+
+
+def main() -> int:
+    """Measure, print, write `bench/out/real.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", choices=SHAPES, help="one size; tiny is for tests")
+    parser.add_argument("--vllm-python", type=Path, default=ROOT / ".venv-vllm/bin/python")
+    parser.add_argument("--vllm-model", default="", help="measure vLLM alone, from its environment: a model's folder")
+    arguments = parser.parse_args()
+    if arguments.vllm_model:
+        measure_vllm(arguments.vllm_model, arguments.repeats)
+        return 0
+    torch.set_num_threads(2)
+    rows: list[list[object]] = []
+    ratios: dict[str, float] = {}
+    for size in [arguments.only] if arguments.only else ["100M", "0.6B"]:
+        more, values = compare(size, arguments.vllm_python, arguments.repeats)
+        rows, ratios = rows + more, ratios | values
+    header = ["size", "side", "decode tok/s", "prefill tok/s", "of the limit", "of the limit"]
+    return finish("real", header=header, rows=rows, ratios=ratios)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
