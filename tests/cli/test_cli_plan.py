@@ -17,12 +17,12 @@ GIVEN = ("--set=trainer.max_tokens_per_micro_batch=8192", "--set=trainer.gradien
 
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:
-    """A run of a model of 12 blocks, 256 wide, of which there is nothing but its configuration."""
+    """A run of a model of 3 blocks, 512 wide, of which there is nothing but its configuration."""
     model = Qwen3Config(
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=12,
-        num_attention_heads=4,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=3,
+        num_attention_heads=8,
         num_key_value_heads=2,
         head_dim=64,
         vocab_size=1000,
@@ -58,9 +58,9 @@ def test_it_fits(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_it_fits_by_what_a_run_chooses(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     """With what somebody set it does not; a suggestion is of settings."""
-    assert plan("--gpu-memory", "2GB") == 0
+    assert plan("--gpu-memory", "1.5GB") == 0
     assert "memory: micro-batches of" in capsys.readouterr().out
-    assert plan("--gpu-memory", "2GB", *GIVEN) == 1
+    assert plan("--gpu-memory", "1.5GB", *GIVEN) == 1
 
 
 def test_it_does_not_fit_and_what_would(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,11 +95,11 @@ def test_learning_from_rows(plan: Plan, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_as_json(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan("--gpu-memory", "2GB", "--json", *GIVEN) == 1
+    assert plan("--gpu-memory", "1.5GB", "--json", *GIVEN) == 1
     content: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert not content["fits"]
     assert content["suggestion"] == {"trainer.gradient_checkpointing": True}
-    assert content["places"][0]["capacity_mb"] == 2048
+    assert content["places"][0]["capacity_mb"] == 1536
 
 
 @pytest.mark.parametrize(

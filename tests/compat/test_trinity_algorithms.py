@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import forked
 
 PLUGIN = '''
 from typing import Dict, List, Tuple
@@ -150,11 +149,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def python(folder: Path, code: str) -> tuple[int, str]:
-    search = str(Path(__file__).parents[2] / "src")
-    program = f"import sys\nsys.path.insert(0, {search!r})\n{code}"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    found = subprocess.run([sys.executable, "-c", program], cwd=folder, check=False, **pipes)
-    return found.returncode, found.stdout
+    with forked("-c", f"import os\nos.dup2(1, 2)\n{code}", cwd=folder) as process:
+        said, _ = process.communicate()
+    return process.returncode, said
 
 
 def sharpen(folder: Path, *commands: list[str]) -> list[tuple[int, str]]:

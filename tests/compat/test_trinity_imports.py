@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import forked
 
 from sharpen.compat.trinity.imports.functions import (
     fix_fracs,
@@ -244,10 +245,9 @@ def sharpen(folder: Path, *arguments: str) -> tuple[int, str]:
 from sharpen.cli.main import main
 sys.exit(main({list(arguments)!r}))
 """
-    search = str(Path(__file__).parents[2] / "src")
-    program = f"import sys\nsys.path.insert(0, {search!r})\n{code}"
-    found = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
-    return found.returncode, found.stdout + found.stderr
+    with forked("-c", f"import sys\n{code}", cwd=folder) as process:
+        said = "".join(process.communicate())
+    return process.returncode, said
 
 
 def test_plugins_register_names_and_train(tmp_path: Path, trinity_yaml: Path):

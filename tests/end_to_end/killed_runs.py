@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from processes import python
+from processes import forked
 
 from sharpen.learning.experience.reading import read_steps
 
@@ -33,7 +33,7 @@ def run_killed(
         "recorded": recorded,
         "options": options,
     }
-    with python(__file__, json.dumps(given)) as process:
+    with forked(__file__, json.dumps(given)) as process:
         _, errors = process.communicate()
     assert process.returncode == -signal.SIGKILL, errors
     return run_dir_in(places[0])

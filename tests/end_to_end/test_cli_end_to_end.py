@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from processes import python, wait_for
+from processes import forked, wait_for
 
 from sharpen.cli.main import main
 
@@ -156,7 +156,7 @@ def test_ctrl_c_saves_a_checkpoint_and_exits_130(config, tmp_path):
     command += [part for setting in settings for part in ("--set", setting)]
     run = tmp_path / "runs/Sharpen/stopped"
     metrics = run / "metrics.jsonl"
-    with python(*command) as process:
+    with forked(*command) as process:
         wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2, process)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=400)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from expert_toys import put_experts
-from processes import python, wait_for
+from processes import forked, wait_for
 
 from sharpen.cli.main import main
 from sharpen.evidence.certificate.certify import certify
@@ -116,7 +116,7 @@ def test_a_trainer_replays_the_experts_that_an_explorer_recorded(config, write_t
 
 def test_both_at_once_bound_how_old_tokens_become(config):
     bound = ("sync.max_staleness=1",)
-    with python("-m", "sharpen.cli.main", *half(config, "train", *bound)) as trainer:
+    with forked("-m", "sharpen.cli.main", *half(config, "train", *bound)) as trainer:
         assert main(half(config, "explore", *bound)) == 0
         _, errors = trainer.communicate(timeout=300)
     assert trainer.returncode == 0, errors
@@ -134,7 +134,7 @@ def test_two_machines_without_a_shared_disk(config, postgres):
     def of(machine: str) -> tuple[str, ...]:
         return (*bound, f"checkpoint_root_dir={config.parent / machine}")
 
-    with python("-m", "sharpen.cli.main", *half(config, "train", *of("trainer"))) as trainer:
+    with forked("-m", "sharpen.cli.main", *half(config, "train", *of("trainer"))) as trainer:
         assert main(half(config, "explore", *of("explorer"))) == 0
         _, errors = trainer.communicate(timeout=300)
     assert trainer.returncode == 0, errors
@@ -159,7 +159,7 @@ def test_what_lost_weights_sampled_is_rolled_out_again(config):
     batches = Batches(FolderStore(run_dir(config) / "exchange"))
     lost = batches.get(STEPS)
     shutil.rmtree(run_dir(config) / "global_step_3")
-    with python("-m", "sharpen.cli.main", *half(config, "train", saving), *all_) as trainer:
+    with forked("-m", "sharpen.cli.main", *half(config, "train", saving), *all_) as trainer:
         wait_for(lambda: batches.get(STEPS) is None, trainer)
         assert main([*half(config, "explore", saving), *all_]) == 0
         output, errors = trainer.communicate(timeout=300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,3 +261,42 @@ def test_requests_that_would_break_a_step_are_refused(bad: dict[str, Any]) -> No
 def test_ids_outside_the_vocabulary_are_refused(prompt: list[int]) -> None:
     with pytest.raises(SamplingError, match=r"0 \.\. 96"):
         run_all(make_engine(make_model("qwen3")), [request(prompt)])
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the memory of this process from /proc")
+def test_resting_gives_the_memory_of_the_cache_back() -> None:
+    """Break: leave the allocation out of `KVPool.release`."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    layout, cpu = KVLayout.uniform(4, 8, 64), torch.device("cpu")
+    pool = KVPool(layout=layout, dtype=torch.float32, device=cpu, max_slots=32, max_length=512, budget_bytes=1 << 28)
+    before = resident()
+    for layer in pool.layers.values():
+        layer.keys_SKDT.fill_(1)
+        layer.values_SKTE.fill_(1)
+    del layer
+    assert resident() - before > 0.9 * pool.num_bytes
+    pool.release()
+    assert resident() - before < 0.1 * pool.num_bytes
+    assert not any(layer.keys_SKDT.any() for layer in pool.layers.values())
+
+
+def test_an_engine_that_rested_samples_the_same_and_one_with_calls_does_not_rest() -> None:
+    """Break: in `rest` drop `forget_all`, so that the next call finds a prefix whose keys are gone."""
+    engine = make_engine(make_model("qwen3"))
+    asked = request(prompt_of(40, 0), noise=3, max_tokens=12)
+    (first,) = run_all(engine, [asked])
+
+    async def twice() -> list[Generation]:
+        await engine.rest()
+        again = await engine.generate(asked)
+        running = asyncio.create_task(engine.generate(asked))
+        await asyncio.sleep(0)
+        await engine.rest()
+        return [again, await running]
+
+    for generation in asyncio.run(twice()):
+        assert generation.ids.tolist() == first.ids.tolist()
+        assert generation.logprobs.tolist() == pytest.approx(first.logprobs.tolist(), abs=1e-5)

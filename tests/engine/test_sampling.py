@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -41,6 +43,32 @@ def test_the_token_is_where_the_cumulative_distribution_passes_the_uniform() -> 
     drawn = sample(logits, rows([0.0, 0.0999, 0.1001, 0.6999, 0.7001, 1 - 2**-52]))
     assert drawn.ids_R.tolist() == [0, 0, 2, 2, 3, 3]  # id 1 has probability 0
     assert drawn.logprobs_R.exp().tolist() == pytest.approx([0.1, 0.1, 0.6, 0.6, 0.3, 0.3])
+
+
+def test_a_large_vocabulary_is_drawn_by_blocks_of_ids() -> None:
+    """Two blocks and 8 ids: id 10 has 1/4, the second block has nothing, the last id has 3/4."""
+    logits = torch.full((4, 8200), -torch.inf)
+    logits[:, 10], logits[:, 8199] = math.log(0.25), math.log(0.75)
+    drawn = sample(logits, rows([0.0, 0.2499, 0.2501, 1 - 2**-52]))
+    assert drawn.ids_R.tolist() == [10, 10, 8199, 8199]
+    assert drawn.logprobs_R.exp().tolist() == pytest.approx([0.25, 0.25, 0.75, 0.75])
+
+
+def test_blocks_change_no_draw() -> None:
+    """The same ids as by adding up the whole vocabulary in float64."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(300, 9000, generator=generator) * 3
+    uniform = torch.rand(300, generator=generator, dtype=torch.float64)
+    cdf = torch.log_softmax(logits, -1).double().exp().cumsum(-1)
+    expected = torch.searchsorted(cdf, (uniform * cdf[:, -1])[:, None], right=True)[:, 0]
+    assert sample(logits, rows(uniform.tolist())).ids_R.tolist() == expected.tolist()
+
+
+def test_a_row_that_is_not_finite_draws_an_id_of_the_vocabulary() -> None:
+    logits = torch.full((1, 8200), torch.nan)
+    drawn = sample(logits, rows([0.999]))
+    assert 0 <= int(drawn.ids_R) < 8200
+    assert not torch.isfinite(drawn.logprobs_R).any()
 
 
 def test_temperature_two_takes_square_roots() -> None:

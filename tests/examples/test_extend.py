@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from processes import forked
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.config.functions import PREPARED, import_function, import_object
@@ -116,9 +116,11 @@ def test_an_algorithm(place, trained, announced) -> None:
     assert recorded(by_file, f"identity.{ALGORITHM}") == recorded(by_name, f"identity.{ALGORITHM}")
     words = ["certify", str(by_file), "--no-logprobs"]
     code = f"from sharpen.cli.main import main\nprint(main({words}), main([*{words}, '--trust', {part[:-6]!r}]))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert f"If you trust it, `sharpen certify` has --trust {part[:-6]}" in said.stderr
-    assert said.stdout.splitlines()[-1] == "2 0"
+    with forked("-c", code) as process:
+        said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert f"If you trust it, `sharpen certify` has --trust {part[:-6]}" in errors
+    assert said.splitlines()[-1] == "2 0"
 
 
 def test_parts_of_an_algorithm_without_their_second_formulas(place, trained, tmp_path: Path) -> None:
@@ -274,15 +276,17 @@ def test_a_family(place, trained, squares, tmp_path: Path) -> None:
     model = TunerModelConfig(model_path=str(folder), max_model_len=128, max_tokens=8)
     result = trained(model=model, settings={"families": [part], "trainer.num_processes": 2})
     assert json.loads((result.run_dir / "latest" / "config.json").read_text())["model_type"] == "squares"
-    command, file = [sys.executable, "-m", "sharpen", "certify", str(result.run_dir)], part.partition(":")[0]
-    untrusted = subprocess.run(command, capture_output=True, text=True)
-    assert untrusted.returncode == 0, untrusted.stderr
-    assert "the logprobs, since their model's family is not known" in untrusted.stdout
-    assert f"`sharpen certify` has --trust {file}" in untrusted.stdout
-    trusted = subprocess.run([*command, "--retrain", "--trust", file], capture_output=True, text=True)
-    assert trusted.returncode == 0, trusted.stdout + trusted.stderr
-    assert "since their model's" not in trusted.stdout
-    assert "not made once more" not in trusted.stdout
+    command, file = ["-m", "sharpen", "certify", str(result.run_dir)], part.partition(":")[0]
+    with forked(*command) as process:
+        untrusted, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "the logprobs, since their model's family is not known" in untrusted
+    assert f"`sharpen certify` has --trust {file}" in untrusted
+    with forked(*command, "--retrain", "--trust", file) as process:
+        trusted, errors = process.communicate()
+    assert process.returncode == 0, trusted + errors
+    assert "since their model's" not in trusted
+    assert "not made once more" not in trusted
 
 
 def test_a_family_that_a_package_announces_is_found_by_the_type_of_its_model(squares, announced) -> None:

@@ -46,6 +46,9 @@ class Serving:
     def generating_s(self) -> float:
         return 0.0
 
+    def rest(self) -> None:
+        pass
+
     def publish(self, version: int, tensors: Any) -> None:
         self.published.append(version)
 

@@ -8,7 +8,7 @@ import anthropic
 import httpx
 import openai
 import pytest
-from processes import line_of, python
+from processes import forked, line_of, python
 
 from sharpen.cli.main import BAD_INPUT, main
 from sharpen.errors import ConfigError, ModelError
@@ -48,7 +48,7 @@ def test_a_model_is_served_to_both_vendors_clients_until_ctrl_c(toy_model_dir: P
 
 def test_sigterm_ends_it_too_and_a_given_key_is_not_printed(toy_model_dir: Path, monkeypatch):
     monkeypatch.setenv("SHARPEN_API_KEY", "secret-of-mine")
-    with python("-m", "sharpen.cli.main", "serve", str(toy_model_dir), "--port", "0") as process:
+    with forked("-m", "sharpen.cli.main", "serve", str(toy_model_dir), "--port", "0") as process:
         lines = started(process)
         client = openai.OpenAI(base_url=lines["serving"].split()[2], api_key="secret-of-mine")
         assert client.models.list().data

@@ -13,7 +13,7 @@ import openai
 import pytest
 from expert_toys import put_experts
 from picture_toys import draw, make_seeing_checkpoint
-from processes import ends, line_of, python, wait_for
+from processes import ends, forked, line_of, wait_for
 from serve_client import KEY, Client, end
 
 from sharpen.cli.main import BAD_INPUT, main
@@ -45,7 +45,7 @@ def config(tmp_path: Path, toy_model_dir: Path) -> Path:
 @contextmanager
 def running(config: Path, *options: str):
     arguments = ("serve", "--config", str(config), "--port", "0", "--api-key", KEY, *options)
-    with python("-m", "sharpen.cli.main", *arguments) as process:
+    with forked("-m", "sharpen.cli.main", *arguments) as process:
         while not (line := line_of(process)).startswith("serving used at"):
             pass
         yield process, Client(line.split()[3])

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from processes import line_of, python, wait_for
+from processes import forked, line_of, wait_for
 from serve_client import KEY, Client, end
 
 from sharpen.evidence.certificate.certify import certify
@@ -43,7 +43,7 @@ def test_several_servers_feed_one_trainer_and_serve_its_weights(tmp_path: Path, 
         for machine in SERVERS:
             modes = ["mode=explore"] if by_itself or machine != SERVERS[0] else []
             arguments = ("serve", "--port", "0", "--api-key", KEY, *of(machine, config, exchange, *modes))
-            servers.append(stack.enter_context(python("-m", "sharpen.cli.main", *arguments)))
+            servers.append(stack.enter_context(forked("-m", "sharpen.cli.main", *arguments)))
         clients = [Client(line.split()[3]) for line in map(serving_line, servers)]
         given = [
             client.session(f"{task} of {machine}", reward)
@@ -55,7 +55,7 @@ def test_several_servers_feed_one_trainer_and_serve_its_weights(tmp_path: Path, 
             wait_for(lambda client=client: client.metric("sessions_rated") == 0, process)
         if by_itself:
             arguments = ("run", *of("trainer", config, exchange, "mode=train"))
-            trainer = stack.enter_context(python("-m", "sharpen.cli.main", *arguments))
+            trainer = stack.enter_context(forked("-m", "sharpen.cli.main", *arguments))
             _, errors = trainer.communicate(timeout=400)
             assert trainer.returncode == 0, errors
         for client, process in zip(clients, servers, strict=True):

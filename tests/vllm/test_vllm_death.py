@@ -13,6 +13,7 @@ import psutil
 from test_sync_end_to_end import check_accounted, rows
 from vllm_served import MODEL
 
+from sharpen.cli.main import main
 from sharpen.evidence.certificate.certify import certify
 from sharpen.learning.trainer.checkpoint import load, pointed
 
@@ -59,7 +60,9 @@ async def agent(task, model):
 """
 
 
-def test_runs_whose_engine_is_killed_end_with_one_error_and_go_on_from_there(tmp_path, temporary, toy_dataset):
+def test_runs_whose_engine_is_killed_end_with_one_error_and_go_on_from_there(
+    tmp_path, temporary, toy_dataset, monkeypatch
+):
     """It dies while generating, in the next session while weights move. The steps that had trained are in the
     checkpoint, also the one whose weights were moving; the others train once, in the session that goes on. Red when
     `train` (rollouts.py) lets a failure behind the training pass: its step would not be recorded, and not be saved; or
@@ -83,8 +86,9 @@ def test_runs_whose_engine_is_killed_end_with_one_error_and_go_on_from_there(tmp
         assert len(rows(run_dir)) == done
         position = load(pointed(run_dir, "latest")).state["position"]
         assert position["step"] == done
-    ran = run(tmp_path, temporary, toy_dataset, "never", "--set", "engine.type=embedded")
-    assert ran.returncode == 0, ran.stderr
+    monkeypatch.setenv("KILL_WHEN", "never")
+    monkeypatch.setenv("METRICS", "")
+    assert main(["run", "--config", str(tmp_path / "run.yaml"), "--set", "engine.type=embedded"]) == 0
     recorded = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in recorded if "rollout/count" in row] == [1, 2, 3, 4]
     check_accounted(run_dir, 4)
@@ -103,7 +107,7 @@ def left(temporary: Path) -> list[psutil.Process]:
         time.sleep(0.2)
 
 
-def run(folder: Path, temporary: Path, dataset: Path, when: str, *more: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, temporary: Path, dataset: Path, when: str) -> subprocess.CompletedProcess[str]:
     """`sharpen run`, in a process of its own."""
     (folder / "agent.py").write_text(AGENT)
     (folder / "run.yaml").write_text(
@@ -114,7 +118,7 @@ def run(folder: Path, temporary: Path, dataset: Path, when: str, *more: str) -> 
         "evaluation: {before_and_after: false, hold_out: false}\ncheck: {enabled: false}\n"
         "engine: {type: vllm, kv_cache_mb: 64, max_slots: 24}\n"
     )
-    command = [sys.executable, "-m", "sharpen.cli.main", "run", "--config", str(folder / "run.yaml"), *more]
+    command = [sys.executable, "-m", "sharpen.cli.main", "run", "--config", str(folder / "run.yaml")]
     metrics = folder / "P" / "fixed" / "metrics.jsonl"
     environment = {**os.environ, "TMPDIR": str(temporary), "KILL_WHEN": when, "METRICS": str(metrics)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)

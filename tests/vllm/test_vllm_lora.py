@@ -86,7 +86,7 @@ def test_requests_in_flight_keep_their_adapters_and_their_version(adapted):
     """One batch has requests of two versions, each with the logprobs of its own; the adapters that nobody uses any more
     are dropped at the next load. Red when `_sample` (engine/vllm/engine.py) takes vLLM's versions."""
     old, new = trained(3), trained(4)
-    asked = [request([506, *range(40, 40 + length)], noise=9, max_tokens=400, temperature=1.5) for length in (3, 30)]
+    asked = [request([506, *range(40, 40 + length)], noise=9, max_tokens=200, temperature=1.5) for length in (3, 30)]
     adapted.run(adapted.engine.load(10, old.state_tensors()))
 
     async def scenario():

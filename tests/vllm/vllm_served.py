@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping
 from pathlib import Path
@@ -65,6 +66,16 @@ def start(thread: ServingThread | None = None, model_path: str = str(MODEL), **s
     decode = AutoTokenizer.from_pretrained(MODEL).decode
     settings = {"stop_decoder": decode, "max_model_len": MAX_MODEL_LEN, "max_slots": 32, "kv_cache_mb": 128, **settings}
     return Served(thread.call(VLLMEngine.start(model_path, **settings)), thread)
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """vLLM's processes that start here compile its helpers, as they do for users."""
+    kept = os.environ.pop("TORCHDYNAMO_DISABLE")
+    try:
+        yield
+    finally:
+        os.environ["TORCHDYNAMO_DISABLE"] = kept
 
 
 @contextlib.asynccontextmanager

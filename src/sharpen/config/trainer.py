@@ -20,8 +20,8 @@ class LoraConfig(Strict):
     alpha: int = Field(default=32, ge=1)
     """Adapters are scaled by `alpha / rank`."""
     base: Literal["own", "shared", "nf4"] = "own"
-    """Frozen weights: a copy for the trainer beside the engine's merged ones; or one copy for both (slower); or that in
-    4 bits, with the extra `quant` (docs/use/lora.md). Left out, a run may share it (docs/use/plan.md)."""
+    """Frozen weights: a copy for the trainer beside the engine's merged ones; or one copy for both; or that in 4 bits,
+    with the extra `quant` (docs/use/lora.md). Left out, a run may share it (docs/use/plan.md)."""
     target_modules: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Last parts of the names of the linear layers that get an adapter (`q_proj`); None: all in the model's blocks."""
     experts: bool = False

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from sharpen.errors import ModelError
+from sharpen.models.adapters import parts_of
 from sharpen.models.pieces import Piece, text_config
 from sharpen.models.table import family_of, needs_of, refuse_unsupported
 
@@ -94,7 +95,7 @@ def _is_fast(model: Any) -> bool:
         return False
     if config.hidden_act != "silu" or getattr(config, "use_sliding_window", False):
         return False
-    if any(type(module) is not nn.Linear for module in _projections(model)):
+    if any(type(parts_of(module)[0]) is not nn.Linear for module in _projections(model)):
         return False
     probe = torch.zeros(1, 1, config.hidden_size, device=model.device)
     cos, _ = model.model.rotary_emb(probe, torch.zeros(1, 1, dtype=torch.long, device=model.device))

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,8 +33,9 @@ _PREFIX = "base_model.model."
 _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 
 
-def add_adapters(module: Any, lora: LoraConfig) -> dict[str, Any]:
+def add_adapters(module: Any, lora: LoraConfig, dtype: torch.dtype | None = None) -> dict[str, Any]:
     """Put adapters into `module`, and return their settings (JSON). With `base: nf4` the adapted layers are quantized.
+    `dtype` is the least exact type of the adapters; None: each has that of its layer.
 
     Raises `ConfigError` for target modules that the model does not have.
     """
@@ -42,7 +45,8 @@ def add_adapters(module: Any, lora: LoraConfig) -> dict[str, Any]:
     settings = {"rank": lora.rank, "alpha": lora.alpha, "target_modules": _targets(module, lora)}
     if lora.experts:
         settings["target_parameters"] = _expert_targets(module)
-    peft.inject_adapter_in_model(peft_config(module, settings), module, ADAPTER)
+    with nullcontext() if dtype is None else _weights_as(module, dtype):
+        peft.inject_adapter_in_model(peft_config(module, settings), module, ADAPTER)
     for name, layer in adapted_layers(module).items():
         layer.eval()
         if is_of_experts(layer):
@@ -51,6 +55,23 @@ def add_adapters(module: Any, lora: LoraConfig) -> dict[str, Any]:
         elif lora.base == "nf4":
             layer.base_layer = NF4Linear(layer.base_layer)
     return settings
+
+
+@contextmanager
+def _weights_as(module: Any, dtype: torch.dtype) -> Iterator[None]:
+    """Let linear layers have weights of a wider type, without contents, inside this block: peft rounds an adapter, once
+    it is drawn, to the type of its layer's."""
+    linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    layers = [layer for layer in linear if layer.weight.dtype.itemsize < dtype.itemsize]
+    own = {id(layer.weight): layer.weight.data for layer in layers}  # tied ones once
+    for layer in layers:
+        weight = own[id(layer.weight)]
+        layer.weight.data = torch.empty(1, dtype=dtype, device=weight.device).expand(weight.shape)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.weight.data = own[id(layer.weight)]
 
 
 def is_of_experts(layer: Any) -> bool:
@@ -65,6 +86,24 @@ def adapted_layers(module: Any) -> dict[str, Any]:
     import peft
 
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, peft.tuners.lora.LoraLayer)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowRank:
+    """An adapter: it adds `scale` x `up` `down` to a weight. Suffixes: A rank, C inputs, O outputs."""
+
+    down_AC: torch.Tensor
+    up_OA: torch.Tensor
+    scale: float
+
+
+def parts_of(layer: Any) -> tuple[Any, LowRank | None]:
+    """Return a linear layer without what peft put around it, and its adapter if it has one."""
+    base = getattr(layer, "base_layer", None)
+    if base is None:
+        return layer, None
+    down, up = (getattr(layer, part)[ADAPTER].weight for part in ("lora_A", "lora_B"))
+    return base, LowRank(down_AC=down, up_OA=up, scale=float(layer.scaling[ADAPTER]))
 
 
 def peft_config(module: Any, settings: Mapping[str, Any], *, inference_mode: bool = False) -> Any:

@@ -51,6 +51,17 @@ def published(module: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, tor
     return named
 
 
+def stored_types(folder: Path) -> set[str]:
+    """Return the types of the tensors in the files of a checkpoint, as safetensors calls them (`BF16`); nothing if it
+    has no such files under the usual names."""
+    files = _tensor_files(folder)
+    found = set()
+    for path in set(files.values()):
+        with safe_open(path, framework="pt") as file:
+            found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    return found
+
+
 def _save(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
     """Write tensors under the names that transformers writes."""
     cast: dict[int, torch.Tensor] = {}  # tied weights must stay one tensor to be written once

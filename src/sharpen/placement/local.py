@@ -90,8 +90,8 @@ class LocalServing:
             )
             undo.pop_all()
         self._thresholds, self._frozen = gc.get_threshold(), gc.get_freeze_count() > NEW_OBJECTS
-        gc.collect()
         if not self._frozen:  # by the owner, who knows better what stays
+            gc.collect()
             gc.freeze()  # a walk over all that is loaded stops agents and gateway for 0.1 s, again and again
         if self._thresholds[0]:  # 0: the owner has switched the collector off
             gc.set_threshold(max(NEW_OBJECTS, self._thresholds[0]), *self._thresholds[1:])
@@ -104,6 +104,13 @@ class LocalServing:
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Serving.publish`."""
         self.thread.call(self.engine.load(version, tensors))
+
+    def rest(self) -> None:
+        """See `Serving.rest`."""
+        from sharpen.engine.embedded.engine import EmbeddedEngine
+
+        if isinstance(self.engine, EmbeddedEngine):
+            self.thread.call(self.engine.rest())
 
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
         """See `Serving.probe`."""

@@ -49,6 +49,10 @@ class Serving(Place, Protocol):
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load new weights into the engines and wait until they serve them. Auxiliary models keep their weights."""
 
+    def rest(self) -> None:
+        """Let an engine that shares the trainer's memory give back that of its cache: no call comes before the next
+        weights."""
+
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
         """Start sampling probes with the served weights; see `placement.probe`."""
 

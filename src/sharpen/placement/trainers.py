@@ -140,5 +140,5 @@ def publish_unmerged_adapters(engine: Engine, trainer: AnyTrainer) -> bool:
     assert isinstance(trainer.policy, AdaptedModel)
     trainer.policy.alone = True
     if isinstance(engine, EmbeddedEngine):
-        trainer.policy.share_base(engine.adapted_layers(), engine.experts())
+        trainer.policy.share_base(engine.adapted_layers(), engine.experts(), engine.weights())
     return True

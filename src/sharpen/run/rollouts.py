@@ -121,6 +121,8 @@ class RolloutSource:
         self.display.doing("training")
         step = self._draw(gathered, progress.step + 1)
         checks = self._certify(step)
+        if self.serving is not None and not self.recipe.overlaps:
+            self.serving.rest()
         compared = self.supply.probe() or (probe(step.fresh, step.version) if step.replayed else ())
         trained = self.trainer.train_step(step.training, step=step.number, probe=compared) if step.training else None
         train_s = time.perf_counter() - began

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
+from processes import forked
 
 from sharpen import PromptTuneConfig
 from sharpen.beyond.prompt_tune.settings import SIZES
@@ -18,7 +19,7 @@ PAGE = (ROOT / "docs" / "use" / "prompts.md").read_text(encoding="utf-8")
 sys.path.insert(0, str(ROOT / "examples"))
 
 
-def test_the_first_program(toy_dataset: Path) -> None:
+def test_the_first_program(toy_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own, as a reader runs it: its client, made at the top, is open until the process ends."""
     from parts.stand_in import stand_in
 
@@ -35,12 +36,12 @@ def test_the_first_program(toy_dataset: Path) -> None:
         code = code.replace(old, new)
     code = f"from levels import scripted\nLM = scripted(2, 8, 5)[0]\n{code}\nprint([prompt, figures['after']])"
     with stand_in(answer) as base_url:
-        environment = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "none", "PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
-        )
-    assert done.returncode == 0, done.stderr
-    assert ast.literal_eval(done.stdout.splitlines()[-1]) == ["You are of level 8.", 1.0]
+        monkeypatch.setenv("OPENAI_BASE_URL", base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "none")
+        with forked("-c", code) as process:
+            said, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert ast.literal_eval(said.splitlines()[-1]) == ["You are of level 8.", 1.0]
 
 
 def test_the_others_are_python_and_the_tables_are_what_the_code_does() -> None:

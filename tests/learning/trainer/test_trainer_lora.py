@@ -28,6 +28,8 @@ from sharpen.learning.trainer.parity import Tolerance
 from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.learning.trainer.settings import check_lora
 from sharpen.learning.trainer.trainer import Trainer
+from sharpen.models.configuration import read_config
+from sharpen.models.modules import load_module
 
 CPU = torch.device("cpu")
 INSTALL = install_command("lora")
@@ -221,6 +223,45 @@ def test_dtypes_and_trained_parameters():
     assert policy.state_tensors().keys() == full.state_tensors().keys()
     assert adapters_line(full) == ""
     assert adapters_line(policy).startswith("LoRA: adapters of rank 3 with ")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_files_in_bfloat16_are_loaded_as_they_are_and_compute_the_same(family, tmp_path):
+    """Logprobs and gradients to the last bit, tied embeddings (qwen3) or not; norms in fp32.
+
+    Break: leave the hook out of `read_frozen_module`, so that the sum of the layers goes on in bfloat16, or let norms
+    stay in it.
+    """
+    make_model(family, torch.float32).to(torch.bfloat16).save_pretrained(tmp_path)
+    config, experiences = TrainerConfig(dtype="bfloat16", lora=LoraConfig(rank=3, alpha=6)), make_experiences()
+    torch.manual_seed(0)
+    direct = load_trained(tmp_path, config, torch.device("cpu"))
+    torch.manual_seed(0)
+    whole = AdaptedModel(
+        load_module(tmp_path, read_config(tmp_path), torch.float32, "cpu"),
+        lora=config.lora,
+        compute_dtype=torch.bfloat16,
+    )
+    for policy in (direct, whole):
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for _, parameter in policy.parameters():
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    types = {name: parameter.dtype for name, parameter in direct.module.named_parameters()}
+    assert types == {name: parameter.dtype for name, parameter in whole.module.named_parameters()}
+    assert {name.rpartition(".")[0] for name, kind in types.items() if kind == torch.float32} == {
+        name
+        for name, part in direct.module.named_modules()
+        if "norm" in name.rpartition(".")[2] or name.endswith(("lora_A.default", "lora_B.default"))
+    }
+    for one, other in zip(*(_logprobs_and_gradients(policy, experiences) for policy in (direct, whole)), strict=True):
+        assert torch.equal(one, other)
+
+
+def _logprobs_and_gradients(policy: AdaptedModel, experiences) -> list[torch.Tensor]:
+    logprobs = packed_logprobs(policy, experiences)
+    logprobs.square().sum().backward()
+    return [logprobs.detach(), *(parameter.grad for _, parameter in policy.parameters())]
 
 
 def test_gradient_checkpointing_computes_again_and_changes_no_gradient():

@@ -7,10 +7,11 @@ import pytest
 import torch
 from trainer_toys import FAMILIES, hf_logprobs, make_experience, make_experiences, make_model, plain_copy
 
-from sharpen.learning.trainer.constrained import FORBIDDEN
+from sharpen.learning.trainer.constrained import FORBIDDEN, RowMasks
 from sharpen.learning.trainer.model import TrainedModel
+from sharpen.learning.trainer.output import OutputLayer
 from sharpen.learning.trainer.packing import pack
-from sharpen.learning.trainer.scores import _moments
+from sharpen.learning.trainer.scores import _moments, score_rows
 
 
 def packed_loss(trained: TrainedModel, experiences, max_tokens=10_000, min_shared=4):
@@ -162,6 +163,38 @@ def test_a_large_vocabulary_is_scored_in_chunks():
     expected = packed_loss(TrainedModel(module, compute_dtype=torch.float64), experiences)
     chunked = TrainedModel(module, compute_dtype=torch.float64, max_logits=5 * 60)
     assert_same(packed_loss(chunked, experiences), expected, 1e-12)
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_gradients_of_chunks_are_those_of_the_whole_matrix(entropy_gradient, softcap):
+    """Temperatures, rows with several entries, a mask of allowed tokens, a bias, a factor and a soft cap.
+
+    Break: in `_Chunk.backward` leave out the entropy, the temperature or a second entry of a row.
+    """
+    generator = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(8, 70, dtype=torch.float64)
+    head = OutputLayer(embeddings=layer, factor=0.5, softcap=softcap)
+    hidden_RC = torch.randn(7, 8, generator=generator, dtype=torch.float64)
+    temperatures_R = torch.linspace(0.5, 2.0, 7, dtype=torch.float64)
+    row_E, targets_E = np.array([0, 6, 1, 2, 3, 4, 5, 3]), np.array([1, 0, 33, 69, 40, 50, 63, 41])
+    masks_MW = torch.full((1, 3), -1, dtype=torch.int32)
+    masks_MW[0, 0] = 0b1010
+    masks = RowMasks(mask_R=np.array([0, -1, -1, -1, -1, -1, -1]), masks_MW=masks_MW)
+    weights_E = torch.randn(2, 8, generator=generator, dtype=torch.float64)
+
+    def scored(max_logits: int) -> list[torch.Tensor]:
+        layer.zero_grad()
+        own_RC = hidden_RC.clone().requires_grad_()
+        found = score_rows(
+            head, own_RC, temperatures_R, row_E, targets_E, entropy_gradient, None, None, max_logits, masks
+        )
+        assert found[1].requires_grad == entropy_gradient
+        (found[0] * weights_E[0] + found[1] * weights_E[1]).sum().backward()
+        return [*(one.detach() for one in found), own_RC.grad, layer.weight.grad.clone(), layer.bias.grad.clone()]
+
+    for whole, chunked in zip(scored(1000), scored(3 * 70), strict=True):
+        torch.testing.assert_close(chunked, whole, atol=1e-13, rtol=1e-12)
 
 
 def test_entropy_is_that_of_the_tempered_distribution():

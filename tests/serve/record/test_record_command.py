@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from processes import line_of, python
+from processes import forked, line_of
 from upstream_like_vllm import Fake
 
 from sharpen.cli.main import BAD_INPUT, main
@@ -46,7 +46,7 @@ def upstream() -> Iterator[str]:
 @contextlib.contextmanager
 def recording(upstream: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     arguments = ("--upstream", upstream, "--dir", str(folder), "--port", "0", "--api-key", KEY)
-    with python("-m", "sharpen.cli.main", "record", *arguments) as process:
+    with forked("-m", "sharpen.cli.main", "record", *arguments) as process:
         while not (line := line_of(process)).startswith("recording"):
             pass
         yield process, line.split()[3].removesuffix("/v1")

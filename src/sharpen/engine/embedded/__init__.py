@@ -6,6 +6,7 @@
 - `slots`: the table of slots: ids, how many of them are computed, sampling state
 - `batch`: the tokens of a step, laid out as rows
 - `forward`: the forward pass: fused for some families, the model's own modules for all others
+- `projections`: its linear layers: fused, with adapters beside
 - `attention`: attention of a step over the slots
 - `kv`: the keys and values of all slots, within a budget
 - `mixing`: recurrent and convolution layers over the slots
@@ -13,6 +14,6 @@
 - `pictures`: the images of jobs
 - `sampling`: draws tokens, with the exact logprobs that they were drawn with
 - `graphs`: CUDA graphs for steps that only decode
-- `matmul`: the faster of two matrix products on a CPU, if it is as exact
+- `matmul`: the faster of two ways to a matrix product on a CPU
 - `selfcheck`: compares our forward pass with the model's own at start
 """

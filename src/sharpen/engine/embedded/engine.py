@@ -32,7 +32,7 @@ from sharpen.engine.embedded.selfcheck import check_forward, reference_logits
 from sharpen.engine.embedded.slots import SlotRequest
 from sharpen.engine.embedded.states import SlotStates
 from sharpen.engine.embedded.stepper import Stepper
-from sharpen.engine.families import end_token_ids, inspect_model
+from sharpen.engine.families import ModelShape, end_token_ids, inspect_model
 from sharpen.engine.requests import check_request
 from sharpen.engine.token_masks import TokenMasks, Vocabulary
 from sharpen.engine.weights import copy_weights
@@ -108,7 +108,7 @@ class EmbeddedEngine:
         pool = _new_pool(
             model, layout, states, max_slots=max_slots, max_length=max_model_len, budget_bytes=budget_bytes
         )
-        forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)
+        forward = _new_forward(model, shape, max_model_len, deterministic=deterministic, adapted=adapters is not None)
         routing = _routing(model, deterministic=deterministic)
         self._scheduler = Scheduler(pool, routes=None if routing is None else routing.shape, states=states)
         check_forward(model, forward, pool, reference_PV, routing, mixing)
@@ -121,7 +121,7 @@ class EmbeddedEngine:
             vocab_size=shape.vocab_size,
             version=version,
             decode_text=stop_decoder,
-            graphs=None if deterministic or not shape.fast else _decode_graphs(model, forward, pool),
+            graphs=None if deterministic else _decode_graphs(model, forward, pool),
             masks=self._masks,
             routing=routing,
             mixing=mixing,
@@ -288,6 +288,14 @@ class EmbeddedEngine:
         self._scheduler.suspend_all()
         self._stepper.version = version
 
+    async def rest(self) -> None:
+        """Give back the memory of the KV, which nothing will need: the next calls come after the next `load`. With
+        calls running, do nothing."""
+        scheduler = self._scheduler
+        if not (self._closed or scheduler.waiting or any(scheduler.running())):
+            scheduler.forget_all()
+            scheduler.pool.release()
+
     @property
     def takes_adapters(self) -> bool:
         """Whether `load` takes adapters by the names of peft's files, in place of weights."""
@@ -361,9 +369,18 @@ def _new_pool(
     )
 
 
+def _new_forward(
+    model: Any, shape: ModelShape, max_model_len: int, *, deterministic: bool, adapted: bool
+) -> FastForward | GenericForward:
+    """Return the forward pass. In the deterministic mode adapters stay apart: fused, they would round otherwise."""
+    if shape.fast and not (deterministic and adapted):
+        return FastForward(model, shape, max_model_len, exact=deterministic)
+    return GenericForward(model)
+
+
 def _decode_graphs(model: Any, forward: FastForward | GenericForward, pool: KVPool) -> DecodeGraphs | None:
-    """Return graphs of decoding steps on a GPU; None elsewhere."""
-    if model.device.type != "cuda":
+    """Return graphs of decoding steps by our own forward pass on a GPU; None elsewhere."""
+    if model.device.type != "cuda" or not isinstance(forward, FastForward):
         return None
     return DecodeGraphs(
         forward=forward,

@@ -11,7 +11,6 @@ head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -21,7 +20,8 @@ from torch import nn
 
 from sharpen.engine.embedded.attention import AttentionRule, LayoutProbe, StepAttention
 from sharpen.engine.embedded.kv import KVLayout
-from sharpen.engine.embedded.matmul import has_exact_products
+from sharpen.engine.embedded.matmul import COLUMN_ROWS, are_columns_faster, has_exact_products
+from sharpen.engine.embedded.projections import Projection, stack
 from sharpen.engine.families import ModelShape
 from sharpen.models.modules import decoder_of
 from sharpen.models.windows import chunk_of, scaled_queries, take_over_scales
@@ -39,40 +39,23 @@ class Forward(Protocol):
         """Logits [R, V] in fp32."""
 
 
-def _fuse(linears: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Stack the weights and biases of projections with the same input; their parameters become views of the result."""
-    weight = _stack([linear.weight for linear in linears])
-    biases = [linear.bias for linear in linears]
-    return weight, (None if biases[0] is None else _stack(biases))
-
-
-def _stack(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    stacked = torch.cat([parameter.data for parameter in parameters])
-    start = 0
-    for parameter in parameters:
-        stop = start + parameter.shape[0]
-        parameter.data = stacked[start:stop]
-        start = stop
-    return stacked
-
-
 class _FastLayer:
     """The weights of one decoder layer."""
 
     def __init__(self, layer: Any, head_counts: tuple[int, int]) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.qkv_weight, self.qkv_bias = _fuse([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.gate_up_weight, self.gate_up_bias = _fuse([mlp.gate_proj, mlp.up_proj])
-        self.out, self.down = attention.o_proj, mlp.down_proj
+        self.qkv = Projection([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.gate_up = Projection([mlp.gate_proj, mlp.up_proj])
+        self.out, self.down = Projection([attention.o_proj]), Projection([mlp.down_proj])
         self.input_norm, self.post_norm = layer.input_layernorm, layer.post_attention_layernorm
         self.head_norm: torch.Tensor | None = None
         self.rule = AttentionRule(scale=float(attention.scaling))
         if hasattr(attention, "q_norm"):
-            stacked = _stack([attention.q_norm.weight, attention.k_norm.weight])
+            stacked = stack([attention.q_norm.weight, attention.k_norm.weight])
             self.head_norm = stacked.view(2, -1)
             self.head_norm_eps = float(attention.q_norm.variance_epsilon)
         heads, kv_heads = head_counts
-        self._norm_of_head = torch.tensor([0] * heads + [1] * kv_heads, device=self.qkv_weight.device)
+        self._norm_of_head = torch.tensor([0] * heads + [1] * kv_heads, device=self.input_norm.weight.device)
 
     def head_norm_HD(self) -> torch.Tensor:
         """Return the query and key norm weights, one row per head."""
@@ -83,7 +66,8 @@ class _FastLayer:
 class FastForward:
     """The fast forward pass of Qwen2, Qwen3 and Llama with full attention."""
 
-    def __init__(self, model: Any, shape: ModelShape, max_model_len: int) -> None:
+    def __init__(self, model: Any, shape: ModelShape, max_model_len: int, *, exact: bool = False) -> None:
+        """`exact`: how products are computed may not depend on what is faster here."""
         config = model.config
         self._heads, self._kv_heads, self._head_dim = config.num_attention_heads, shape.num_kv_heads, shape.head_dim
         self._embedding = model.get_input_embeddings()
@@ -98,6 +82,7 @@ class FastForward:
         half = shape.head_dim // 2
         self._cos_TD = cos[0].contiguous()
         self._signed_sin_TD = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+        self._columns_faster = not exact and are_columns_faster(self._layers[0].gate_up.weight_OC)
 
     def logits(
         self, token_N: torch.Tensor, position_N: torch.Tensor, attention: StepAttention, rows_R: torch.Tensor
@@ -106,21 +91,28 @@ class FastForward:
         x = F.embedding(token_N, self._embedding.weight)
         cos = self._cos_TD[position_N].unsqueeze(1)
         sin = self._signed_sin_TD[position_N].unsqueeze(1)
+        in_columns = self._in_columns(len(x))
         for index, layer in enumerate(self._layers):
             normed = F.rms_norm(x, (x.shape[1],), layer.input_norm.weight, self._eps)
-            mixed = self._attend(index, layer, normed, cos, sin, attention)
-            x += F.linear(mixed, layer.out.weight, layer.out.bias)
+            qkv = layer.qkv.columns(normed.t()).t().contiguous() if in_columns else layer.qkv.rows(normed)
+            mixed = self._attend(index, layer, qkv, cos, sin, attention)
+            x += layer.out.columns(mixed.t()).t() if in_columns else layer.out.rows(mixed)
             normed = F.rms_norm(x, (x.shape[1],), layer.post_norm.weight, self._eps)
-            gate, up = F.linear(normed, layer.gate_up_weight, layer.gate_up_bias).chunk(2, dim=-1)
-            x += F.linear(F.silu(gate).mul_(up), layer.down.weight, layer.down.bias)
+            x += _feed_forward_columns(layer, normed) if in_columns else _feed_forward(layer, normed)
         selected = F.rms_norm(x.index_select(0, rows_R), (x.shape[1],), self._norm.weight, self._eps)
         return self._output(selected)
+
+    def _in_columns(self, num_rows: int) -> bool:
+        return self._columns_faster and num_rows in COLUMN_ROWS
 
     def _output(self, hidden_RC: torch.Tensor) -> torch.Tensor:
         """Return logits in fp32. On a GPU they are not rounded to bfloat16 first: the error at 20 would be 0.06."""
         weight = self._head.weight
         if self._head.bias is None and has_exact_products(weight.device, weight.dtype):
             return torch.mm(hidden_RC, weight.t(), out_dtype=torch.float32)
+        if self._head.bias is None and self._in_columns(len(hidden_RC)):
+            logits_VR = torch.mm(weight, hidden_RC.t())
+            return logits_VR.t().to(torch.float32, memory_format=torch.contiguous_format)
         logits_RV: torch.Tensor = self._head(hidden_RC).float()
         return logits_RV
 
@@ -128,18 +120,28 @@ class FastForward:
         self,
         index: int,
         layer: _FastLayer,
-        normed: torch.Tensor,
+        qkv: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
         attention: StepAttention,
     ) -> torch.Tensor:
-        num_rows, rotated_heads = normed.shape[0], self._heads + self._kv_heads
-        qkv = F.linear(normed, layer.qkv_weight, layer.qkv_bias).view(num_rows, -1, self._head_dim)
+        num_rows, rotated_heads = qkv.shape[0], self._heads + self._kv_heads
+        qkv = qkv.view(num_rows, -1, self._head_dim)
         qk, v_NKD = qkv[:, :rotated_heads], qkv[:, rotated_heads:]
         if layer.head_norm is not None:
             qk = F.rms_norm(qk, (self._head_dim,), None, layer.head_norm_eps) * layer.head_norm_HD()
         qk = (qk * cos).addcmul_(qk.roll(self._head_dim // 2, -1), sin)
         return attention.attend(index, qk[:, : self._heads], qk[:, self._heads :], v_NKD, layer.rule)
+
+
+def _feed_forward(layer: _FastLayer, normed_NC: torch.Tensor) -> torch.Tensor:
+    gate, up = layer.gate_up.rows(normed_NC).chunk(2, dim=-1)
+    return layer.down.rows(F.silu(gate).mul_(up))
+
+
+def _feed_forward_columns(layer: _FastLayer, normed_NC: torch.Tensor) -> torch.Tensor:
+    gate, up = layer.gate_up.columns(normed_NC.t()).chunk(2)
+    return layer.down.columns(F.silu(gate).mul_(up)).t()
 
 
 _current: ContextVar[tuple[StepAttention, torch.Tensor]] = ContextVar("sharpen_step_attention")

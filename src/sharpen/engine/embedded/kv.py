@@ -9,11 +9,12 @@ Shape suffixes: S slots + 1, N rows of a step, K key-value heads, T positions, D
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 LENGTH_BUCKET = 64
@@ -135,11 +136,20 @@ class KVPool:
         """Reallocate layer by layer, keeping the slots that fit. `length` may not shrink."""
         assert length % LENGTH_BUCKET == 0
         assert length >= self.length
-        kept = min(num_slots, self.num_slots)
+        self._allocate(num_slots, length, kept=min(num_slots, self.num_slots))
+
+    def release(self) -> None:
+        """Forget what all slots hold. On a CPU their memory goes back to the system until it is used again; a GPU's
+        allocator would keep it."""
+        if self._device.type == "cpu":
+            self._allocate(self.num_slots, self.length, kept=0)
+
+    def _allocate(self, num_slots: int, length: int, *, kept: int) -> None:
         for layer, shape in self._layout.shapes.items():
             keys = _zeros((num_slots + 1, shape.num_heads, shape.key_size, length), self._dtype, self._device)
             values = _zeros((num_slots + 1, shape.num_heads, length, shape.value_size), self._dtype, self._device)
-            if (old := self.layers.get(layer)) is not None:
+            if kept:
+                old = self.layers[layer]
                 keys[:kept, :, :, : self.length] = old.keys_SKDT[:kept]
                 values[:kept, :, : self.length] = old.values_SKTE[:kept]
             self.layers[layer] = LayerKV(keys_SKDT=keys, values_SKTE=values)
@@ -192,5 +202,9 @@ class KVPool:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    # Not from the C library, which keeps blocks of less than 32 MB that are freed.
+    pages = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), **_PRIVATE)
+    return torch.frombuffer(pages, dtype=dtype, count=math.prod(shape)).view(shape)
+
+
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}

@@ -1,10 +1,10 @@
 """Token sampling.
 
 In: logits and per-row parameters. Out: token ids and the exact logprobs that they were drawn with. The token is the
-inverse of the cumulative distribution, in float64, at one uniform number per row; the logprob is the log-softmax, in
-fp32, of the same distribution: among the tokens that a constraint allows, after temperature, and renormalized after
-truncation (top-k, then top-p). A greedy row (temperature 0) takes the largest logit and reports its logprob at
-temperature 1.
+inverse of the cumulative distribution at one uniform number per row, in float64 within a block of ids; the logprob is
+the log-softmax, in fp32, of the same distribution: among the tokens that a constraint allows, after temperature, and
+renormalized after truncation (top-k, then top-p). A greedy row (temperature 0) takes the largest logit and reports its
+logprob at temperature 1.
 
 Shape suffixes: R rows, C rows with a constraint, V vocabulary, W words of a mask.
 """
@@ -52,7 +52,12 @@ def _mix(bits_R: UInt64Array) -> UInt64Array:
     return bits_R ^ (bits_R >> np.uint64(31))
 
 
-_CHUNK_ELEMENTS = {"cpu": 4_000_000, "cuda": 64_000_000}  # limits the float64 scratch memory of large vocabularies
+_CHUNK_ELEMENTS = {"cpu": 4_000_000, "cuda": 64_000_000}  # limits the scratch memory of large vocabularies
+
+_BLOCK = 4096
+"""Ids that are added up in float64 at a time."""
+
+_LARGEST_UNIFORM = 1 - 2.0**-52
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +146,37 @@ def _inverse_cdf(log_distribution_RV: torch.Tensor, uniform_R: torch.Tensor) -> 
     num_rows, vocab_size = log_distribution_RV.shape
     elements = _CHUNK_ELEMENTS.get(log_distribution_RV.device.type, _CHUNK_ELEMENTS["cpu"])
     chunk = max(1, elements // vocab_size)
-    ids = []
-    for start in range(0, num_rows, chunk):
-        cdf = log_distribution_RV[start : start + chunk].double().exp_().cumsum_(dim=-1)
-        target = (uniform_R[start : start + chunk] * cdf[:, -1]).unsqueeze(1)
-        ids.append(torch.searchsorted(cdf, target, right=True).squeeze(1).clamp_(max=vocab_size - 1))
+    ids = [
+        _by_blocks(log_distribution_RV[start : start + chunk], uniform_R[start : start + chunk])
+        for start in range(0, num_rows, chunk)
+    ]
     return torch.cat(ids) if len(ids) > 1 else ids[0]
+
+
+def _by_blocks(log_distribution_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
+    """Choose a block of ids by its mass, then one of its ids with what is left of the uniform number, so that only that
+    block is computed in float64. A vocabulary of one block needs no choice."""
+    vocab_size = log_distribution_RV.shape[1]
+    if vocab_size <= _BLOCK:
+        return _first_beyond(log_distribution_RV.double().exp_(), uniform_R)[0]
+    whole = vocab_size // _BLOCK * _BLOCK
+    masses = [log_distribution_RV[:, :whole].reshape(len(log_distribution_RV), -1, _BLOCK).exp().sum(-1)]
+    if whole < vocab_size:
+        masses.append(log_distribution_RV[:, whole:].exp().sum(-1, keepdim=True))
+    block_R, rest_R = _first_beyond(torch.cat(masses, dim=1).double(), uniform_R)
+    id_RB = block_R.unsqueeze(1) * _BLOCK + torch.arange(_BLOCK, device=block_R.device)
+    within_RB = log_distribution_RV.gather(1, id_RB.clamp(max=vocab_size - 1))
+    within_RB.masked_fill_(id_RB >= vocab_size, -torch.inf)
+    within_R, _ = _first_beyond(within_RB.double().exp_(), rest_R)
+    return (block_R * _BLOCK + within_R).clamp_(max=vocab_size - 1)  # more only in a row with NaN
+
+
+def _first_beyond(mass_RV: torch.Tensor, uniform_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the first index up to which the masses exceed `uniform * total`, and where in that index's own mass this
+    is: a uniform number again. `mass_RV` is overwritten."""
+    cdf_RV = mass_RV.cumsum_(dim=-1)
+    target_R1 = (uniform_R * cdf_RV[:, -1]).unsqueeze(1)
+    index_R1 = torch.searchsorted(cdf_RV, target_R1, right=True).clamp_(max=mass_RV.shape[1] - 1)
+    before_R1 = cdf_RV.gather(1, (index_R1 - 1).clamp_(min=0)).masked_fill_(index_R1 == 0, 0.0)
+    rest_R1 = (target_R1 - before_R1) / (cdf_RV.gather(1, index_R1) - before_R1)
+    return index_R1.squeeze(1), rest_R1.squeeze(1).clamp_(0.0, _LARGEST_UNIFORM)

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from sharpen.config.trainer import LoraConfig, TrainerConfig
-from sharpen.learning.trainer.model import Scorer, TrainedModel, read_module, resolve_dtype, round_frozen
+from sharpen.learning.trainer.model import Scorer, TrainedModel, read_frozen_module, resolve_dtype, round_frozen
 from sharpen.learning.trainer.packing import Pack
 from sharpen.learning.trainer.scores import PackScores
 from sharpen.learning.trainer.sharding import whole
@@ -45,10 +45,11 @@ def load_trained(source: str | Path, config: TrainerConfig, device: torch.device
             train_towers=config.train_towers,
         )
     first = device if config.lora.base == "own" else torch.device("cpu")  # a GPU never holds them in fp32
+    dtype = resolve_dtype(config.dtype, device)
     model = AdaptedModel(
-        read_module(source, first),
+        read_frozen_module(source, dtype, first),
         lora=config.lora,
-        compute_dtype=resolve_dtype(config.dtype, device),
+        compute_dtype=dtype,
         gradient_checkpointing=config.gradient_checkpointing,
         offload_activations=config.offload_activations,
     )
@@ -86,7 +87,7 @@ class AdaptedModel(TrainedModel):
             offload_activations=offload_activations,
             max_logits=max_logits,
         )
-        self.adapters = add_adapters(module, lora)
+        self.adapters = add_adapters(module, lora, torch.float32)
         self._layers = adapted_layers(module)
         self.alone = False
         """Whether `state_tensors` returns only the adapters, for an engine that loads them without merging."""
@@ -99,15 +100,24 @@ class AdaptedModel(TrainedModel):
         """
         return self._as_peft(dict(self.parameters())) if self.alone else super().state_tensors()
 
-    def share_base(self, layers: Mapping[str, Any], experts: Mapping[str, torch.nn.Module]) -> None:
-        """Use the engine's frozen layers and experts, by name, in place of those with the same weights that were loaded
-        here."""
+    def share_base(
+        self,
+        layers: Mapping[str, Any],
+        experts: Mapping[str, torch.nn.Module],
+        weights: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Use the engine's frozen layers, experts and other `weights` of the same type, by name, in place of those that
+        were loaded here."""
         for name, layer in self._layers.items():
             if not is_of_experts(layer):
                 layer.base_layer = layers[name].base_layer
         for name, part in experts_of(self.module).items():
             for weight, shared in list(experts[name].named_parameters(recurse=False)):
                 setattr(part, weight, shared)
+        for name, parameter in self.module.named_parameters():
+            other = weights.get(name)
+            if other is not None and not parameter.requires_grad and _kind(other) == _kind(parameter):
+                parameter.data = other
 
     def write_trained(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write the adapters in peft's format."""
@@ -160,6 +170,10 @@ class AdaptedModel(TrainedModel):
         before = base.whole() if isinstance(base, NF4Linear) else whole(weight)
         merged = before + layer.scaling[ADAPTER] * (up @ down)
         return merged.to(self.compute_dtype)
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _weight_name(name: str, layer: Any) -> str:

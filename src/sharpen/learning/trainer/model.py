@@ -39,12 +39,12 @@ from sharpen.learning.trainer.scores import (
 from sharpen.learning.trainer.sharding import one_pass, shard
 from sharpen.learning.trainer.varlen import Varlen
 from sharpen.models.balance import Balance
-from sharpen.models.checkpoint import write_checkpoint
+from sharpen.models.checkpoint import stored_types, write_checkpoint
 from sharpen.models.configuration import read_config
 from sharpen.models.experts import experts_of, round_experts
 from sharpen.models.marks import Shown, both_ways
-from sharpen.models.modules import decoder_of, freeze_towers, load_module, trained_parameters
-from sharpen.models.pieces import Piece
+from sharpen.models.modules import decoder_of, freeze_towers, has_towers, load_module, skeleton, trained_parameters
+from sharpen.models.pieces import Piece, text_config
 from sharpen.models.recurrent import mixers_of, replace_forward
 from sharpen.models.routing import recording, routing_of, to_array
 from sharpen.models.sight import Sight, View, showing
@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 DType = Literal["auto", "float32", "bfloat16"]
+
+_TABLE_ROWS = 4096
+"""Rows of embeddings that are compared at a time."""
 
 
 class Scorer(Protocol):
@@ -119,7 +122,8 @@ class TrainedModel:
         self._varlen, attention = varlen, ""
         if varlen is None:
             self._varlen, attention = choose_varlen(module.config, compute_dtype, self.device)
-        own_NV = self._own_logits()  # before any kernel is installed
+        with _layers_in(module, torch.float32):
+            own_NV = self._own_logits()  # before any kernel is installed
         _compute_trees(module)
         liger = use_liger(module, self.device)
         if liger and (wrong := self._wrong_forward(own_NV)):
@@ -294,13 +298,11 @@ class TrainedModel:
                 self.compute_dtype = before[0]
             return
         self._varlen = None  # it computes in half precision
-        hooks = [hook for layer in self.module.modules() if _is_rounded(layer) for hook in _cast_hooks(layer, dtype)]
         try:
-            yield
+            with _layers_in(self.module, dtype):
+                yield
         finally:
             self.compute_dtype, self._varlen = before
-            for hook in hooks:
-                hook.remove()
 
     @torch.no_grad()
     def routes_of(self, pack: Pack) -> RouteArray:
@@ -413,7 +415,8 @@ class TrainedModel:
         """Compare a tiny packed tree with the model's own forward pass, so that an unsupported architecture is noticed.
         Return the difference, or "" if they agree.
         """
-        gap = float(_gaps(self._packed_logits(), own_NV).max())
+        with _layers_in(self.module, torch.float32):
+            gap = float(_gaps(self._packed_logits(), own_NV).max())
         return f"by up to {gap:.3g}" if not gap < 1e-3 else ""
 
     def _wrong_kernel(self, own_NV: torch.Tensor) -> str:
@@ -442,20 +445,50 @@ def _compute_trees(module: Any) -> None:
         replace_forward(mixer, "tree", through_tree)
 
 
+def keeps_table(module: Any, dtype: torch.dtype) -> bool:
+    """Whether frozen embeddings lose nothing in `dtype`; of a model without contents, whether its files say so."""
+    embeddings = module.get_input_embeddings()
+    weight = embeddings.weight
+    if type(embeddings) is not torch.nn.Embedding or weight.requires_grad or weight.dtype == dtype:
+        return False
+    if weight.is_meta:
+        return bool(text_config(module.config).dtype == dtype)
+    return all(torch.equal(some, some.to(dtype).to(some.dtype)) for some in weight.detach().split(_TABLE_ROWS))
+
+
+def _as_float(embeddings: torch.nn.Module, ids: Any, found: torch.Tensor) -> torch.Tensor:
+    """Forward hook: what is looked up goes on in fp32, as the sum of layers' outputs that it begins."""
+    return found.float()
+
+
 def _is_rounded(layer: torch.nn.Module) -> bool:
     """Whether this is a linear layer kept in bfloat16, as frozen ones are."""
     return isinstance(layer, torch.nn.Linear) and layer.weight.dtype == torch.bfloat16
 
 
+@contextmanager
+def _layers_in(module: Any, dtype: torch.dtype) -> Iterator[None]:
+    """Let each layer that is kept in bfloat16 have its weights in a wider dtype while it computes."""
+    hooks = [hook for layer in module.modules() if _is_rounded(layer) for hook in _cast_hooks(layer, dtype)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def _cast_hooks(layer: torch.nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
-    """Add hooks that cast a layer to a wider dtype while it computes, and back afterwards, which loses nothing."""
-    original = next(layer.parameters()).dtype
+    """Add hooks that give a layer wider weights while it computes, and its own back afterwards."""
+    own: dict[str, torch.Tensor] = {}
 
     def cast(layer: torch.nn.Module, _: Any) -> None:
-        layer.to(dtype)
+        for name, parameter in layer.named_parameters(recurse=False):
+            own[name] = parameter.data
+            parameter.data = parameter.data.to(dtype)
 
     def cast_back(layer: torch.nn.Module, _: Any, __: Any) -> None:
-        layer.to(original)
+        for name, parameter in layer.named_parameters(recurse=False):
+            parameter.data = own.pop(name)
 
     return [layer.register_forward_pre_hook(cast), layer.register_forward_hook(cast_back)]
 
@@ -471,6 +504,29 @@ def read_module(source: str | Path, device: torch.device) -> Any:
     return load_module(source, config, torch.float32, device)
 
 
+def read_frozen_module(source: str | Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """Load a model whose weights will be frozen and computed in `dtype`, as `freeze` would keep it: if its files are in
+    that type, they are never in fp32. Raises `ModelError` for unsupported architectures."""
+    config = read_config(source)
+    refuse_unsupported(config, str(source), "trainer")
+    if dtype == torch.float32 or stored_types(Path(source)) != {"BF16"} or not _is_plain(skeleton(config)):
+        return load_module(source, config, torch.float32, device)
+    module = load_module(source, config, dtype, device)
+    for part in module.modules():
+        if not isinstance(part, torch.nn.Linear | torch.nn.Embedding):
+            for parameter in part.parameters(recurse=False):
+                parameter.data = parameter.data.float()
+    module.get_input_embeddings().register_forward_hook(_as_float)
+    return module
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether a model is of linear layers, norms and one table of embeddings."""
+    tables = [part for part in module.modules() if isinstance(part, torch.nn.Embedding)]
+    plain = tables == [module.get_input_embeddings()] and type(tables[0]) is torch.nn.Embedding
+    return plain and not (experts_of(module) or mixers_of(module) or has_towers(module.config))
+
+
 def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
     """Return the compute dtype for a setting on a device."""
     if dtype == "auto":
@@ -483,12 +539,17 @@ def _kind(tensor: torch.Tensor) -> tuple[type, torch.Size, torch.dtype, torch.de
 
 
 def round_frozen(module: Any, dtype: torch.dtype) -> None:
-    """Convert frozen linear layers and experts to `dtype`, except an output layer tied to the embeddings. Embeddings
-    and norms stay as they are, since autocast does not round them.
+    """Convert frozen linear layers and experts to `dtype`. Embeddings and norms, which autocast does not round, stay as
+    they are; but embeddings that lose nothing by it, as those read from files in `dtype`, are kept in it and looked up
+    in fp32. An output layer tied to others stays too.
     """
-    embeddings = module.get_input_embeddings().weight
+    embeddings = module.get_input_embeddings()
+    if keeps_table(module, dtype):
+        embeddings.to(dtype)
+        embeddings.register_forward_hook(_as_float)
     for layer in module.modules():
-        if isinstance(layer, torch.nn.Linear) and layer.weight is not embeddings and not layer.weight.requires_grad:
+        tied = isinstance(layer, torch.nn.Linear) and layer.weight is embeddings.weight
+        if isinstance(layer, torch.nn.Linear) and not tied and not layer.weight.requires_grad:
             layer.to(dtype)
     for experts in experts_of(module).values():
         for weight in experts.parameters(recurse=False):

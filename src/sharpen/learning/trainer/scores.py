@@ -2,7 +2,8 @@
 
 In: hidden states at a pack's rows, output embeddings. Out: logprob, entropy and other moments of each entry, and its
 divergence from another model or a statistic of its distribution. Logits are the largest tensors of training, so their
-number is limited: beyond the limit they are computed in chunks, and again in the backward pass.
+number is limited: beyond the limit they are computed in chunks, and again in the backward pass. The gradient of a
+chunk of a model alone is written out (`_Chunk`): it needs one matrix of the chunk's size, where autograd keeps four.
 
 Shape suffixes: E loss entries, R rows (distinct hidden state, temperature and mask), V vocabulary, C hidden size.
 """
@@ -10,11 +11,13 @@ Shape suffixes: E loss entries, R rows (distinct hidden state, temperature and m
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from sharpen.engine.token_masks import forbid
@@ -25,8 +28,9 @@ from sharpen.types import FloatArray
 
 _BLOCK = 64
 """How many ids are summed at once for a cumulative probability."""
-MAX_LOGITS = 1 << 25
-"""Number of logits (rows x vocabulary) held at a time on a CPU; see `max_logits_on`."""
+MAX_LOGITS = 1 << 24
+"""Number of logits (rows x vocabulary) held at a time on a CPU; see `max_logits_on`. With a vocabulary of 152,000 these
+are 110 rows: products of more are hardly faster."""
 
 
 RowStatistic = Callable[[torch.Tensor], torch.Tensor]
@@ -104,7 +108,10 @@ def score_rows(
         other = None if compared is None else compared.rows(start, stop)
         options = (entropy_gradient, other, statistic, None if masks is None else masks.chunk(start, stop))
         if num_rows > chunk and torch.is_grad_enabled():
-            parts.append(checkpoint(_score_chunk, head, *inputs, *options, use_reentrant=False))
+            if compared is None and statistic is None:
+                parts.append(_Chunk.apply(head, entropy_gradient, options[-1], *inputs, *_trained(head)))  # type: ignore[no-untyped-call]
+            else:
+                parts.append(checkpoint(_score_chunk, head, *inputs, *options, use_reentrant=False))
         else:
             parts.append(_score_chunk(head, *inputs, *options))
     back_E = to_device(np.argsort(order_E), device)
@@ -125,14 +132,7 @@ def _score_chunk(
     """Return logprob, entropy, varentropy and cumulative probability of each entry, and its statistic or its divergence
     from `compared`, if given. `masks` are those of `RowMasks.chunk`."""
     logits_RV = head.logits(hidden_RC)
-    exact = torch.promote_types(logits_RV.dtype, torch.float32)
-
-    def tempered(logits_RV: torch.Tensor) -> torch.Tensor:
-        if temperatures_R is not None:
-            logits_RV = logits_RV / temperatures_R.to(exact)[:, None]
-        return logits_RV if masks is None else forbid(logits_RV, *masks, FORBIDDEN)
-
-    scaled_RV = tempered(logits_RV.to(exact))
+    scaled_RV = _tempered(logits_RV, temperatures_R, masks)
     logprobs_RV = scaled_RV.log_softmax(dim=-1)
     entropy_R, varentropy_R, below_E = _moments(logprobs_RV.detach(), row_E, targets_E)
     if entropy_gradient and torch.is_grad_enabled():
@@ -144,11 +144,89 @@ def _score_chunk(
     if compared is None:
         return found
     with torch.no_grad():
-        other_RV = tempered(compared.head.logits(compared.hidden_RC).to(exact))
+        other_RV = _tempered(compared.head.logits(compared.hidden_RC), temperatures_R, masks).to(scaled_RV.dtype)
     common = min(scaled_RV.shape[1], other_RV.shape[1])  # rows beyond the shorter one are padding
     mine_RV = logprobs_RV if scaled_RV.shape[1] == common else scaled_RV[:, :common].log_softmax(dim=-1)
     divergence_R = compared.divergence(mine_RV, other_RV[:, :common].log_softmax(dim=-1))
     return *found, divergence_R[row_E]
+
+
+def _tempered(
+    logits_RV: torch.Tensor, temperatures_R: torch.Tensor | None, masks: tuple[torch.Tensor, torch.Tensor] | None
+) -> torch.Tensor:
+    """Return logits in fp32 or better, divided by the rows' temperatures, with those of tokens that are not allowed
+    very low."""
+    logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+    if temperatures_R is not None:
+        logits_RV = logits_RV / temperatures_R.to(logits_RV.dtype)[:, None]
+    return logits_RV if masks is None else forbid(logits_RV, *masks, FORBIDDEN)
+
+
+def _autocast_type(kind: str) -> torch.dtype | None:
+    """Return the type in which products are computed now on this kind of device; None: in that of their inputs."""
+    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if is_on else None
+
+
+def _trained(head: OutputLayer) -> list[torch.nn.Parameter]:
+    return [one for one in head.embeddings.parameters() if one.requires_grad]
+
+
+class _Chunk(torch.autograd.Function):
+    """`_score_chunk` of a model alone. Nothing of the size of its logits is kept until the backward pass, which
+    computes them again.
+
+    With probabilities p of a row, at temperature T, and the gradients g_E of its entries' logprobs and h of its
+    entropies' sum: the gradient of its logits is (g of its targets - p (sum of g + h (log p + entropy))) / T.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        head: OutputLayer,
+        entropy_gradient: bool,
+        masks: tuple[torch.Tensor, torch.Tensor] | None,
+        hidden_RC: torch.Tensor,
+        temperatures_R: torch.Tensor | None,
+        row_E: torch.Tensor,
+        targets_E: torch.Tensor,
+        *trained: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """`trained` are the parameters of the output layer that get gradients."""
+        found = _score_chunk(head, hidden_RC, temperatures_R, row_E, targets_E, False, None, None, masks)
+        ctx.head, ctx.entropy_gradient, ctx.masks = head, entropy_gradient, masks
+        ctx.save_for_backward(hidden_RC, temperatures_R, row_E, targets_E, found[1])
+        ctx.autocast = _autocast_type(hidden_RC.device.type)
+        ctx.mark_non_differentiable(*found[2:], *([] if entropy_gradient else [found[1]]))
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_E: torch.Tensor, entropy_grad_E: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+        """See the formula of the class."""
+        hidden_RC, temperatures_R, row_E, targets_E, entropy_E = ctx.saved_tensors
+        trained = _trained(ctx.head)  # anew: those of a sharded model are gathered again by now
+        dtype, kind = ctx.autocast, hidden_RC.device.type
+        with torch.enable_grad(), nullcontext() if dtype is None else torch.autocast(kind, dtype=dtype):
+            hidden_RC = hidden_RC.detach().requires_grad_()
+            logits_RV = ctx.head.logits(hidden_RC)
+        with torch.no_grad():
+            logprobs_RV = _tempered(logits_RV, temperatures_R, ctx.masks).log_softmax(dim=-1)
+            sum_R = logprobs_RV.new_zeros(len(logprobs_RV)).index_add_(0, row_E, grad_E)
+            if ctx.entropy_gradient:
+                entropy_R = sum_R.new_empty(len(sum_R)).index_copy_(0, row_E, entropy_E)
+                by_row_R = torch.zeros_like(sum_R).index_add_(0, row_E, entropy_grad_E)
+                factor_RV = (logprobs_RV + entropy_R[:, None]).mul_(by_row_R[:, None]).add_(sum_R[:, None])
+                grad_RV = logprobs_RV.exp_().mul_(factor_RV).neg_()
+                del factor_RV
+            else:
+                grad_RV = logprobs_RV.exp_().mul_(-sum_R[:, None])
+            vocabulary = grad_RV.shape[1]
+            grad_RV.view(-1).index_add_(0, row_E * vocabulary + targets_E, grad_E)
+            if temperatures_R is not None:
+                grad_RV /= temperatures_R.to(grad_RV.dtype)[:, None]
+        grads = torch.autograd.grad(logits_RV, (hidden_RC, *trained), grad_RV.to(logits_RV.dtype))
+        return None, None, None, grads[0], None, None, None, *grads[1:]
 
 
 def _moments(

@@ -163,6 +163,9 @@ class RayServing:
             return rank_starter(self._ray, self._num_ranks, "engine", share=2)
         return rank_starter(self._ray, self._num_ranks)
 
+    def rest(self) -> None:
+        """Do nothing: the engines have processes of their own."""
+
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
         """See `Serving.probe`."""
         return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=temperature, noise=noise))

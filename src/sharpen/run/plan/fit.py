@@ -36,7 +36,7 @@ LARGE = 100_000_000
 TRAINER_TYPE, ENGINE_TYPE, BASE = "trainer.dtype", "engine.dtype", "trainer.lora.base"
 AGAIN, TOKENS = "trainer.gradient_checkpointing", "trainer.max_tokens_per_micro_batch"
 CACHE = "engine.kv_cache_mb"
-_FAST_TOKENS, _FEWER_TOKENS, _LEAST_TOKENS = (8192, 4096, 2048), 1024, 512
+_FAST_TOKENS, _FEW_TOKENS = (8192, 4096, 2048), (1024, 512)
 _LEAST_SLOTS = 4
 
 Settings = Mapping[str, Any]
@@ -107,17 +107,16 @@ def _rungs(case: Case, before: Settings | None) -> Iterator[Settings]:
         yield {name: value for name, value in before.items() if may_change(name)}
     if not thrifty:
         yield {}
-        for tokens in _FAST_TOKENS[1:]:
-            yield _at_most(case, tokens)
-        for tokens in _FAST_TOKENS:
-            yield {AGAIN: True, **_at_most(case, tokens)}
+        for again in ({}, {AGAIN: True}):
+            for tokens in _FAST_TOKENS:
+                yield {**shared, **again, **_at_most(case, tokens)}
     least = {**shared, AGAIN: True}
-    for tokens in (_FAST_TOKENS[-1], _FEWER_TOKENS, _LEAST_TOKENS):
+    for tokens in (*(_FAST_TOKENS[-1:] if thrifty else ()), *_FEW_TOKENS):
         yield {**least, **_at_most(case, tokens)}
     slots = in_flight(case) if case.engine is not None else 1
     while slots // 2 >= _LEAST_SLOTS:
         slots //= 2
-        yield {**least, **_at_most(case, _LEAST_TOKENS), CACHE: cache_mb(case.changed(least), slots)}
+        yield {**least, **_at_most(case, _FEW_TOKENS[-1]), CACHE: cache_mb(case.changed(least), slots)}
 
 
 def _at_most(case: Case, tokens: int) -> Settings:

@@ -74,17 +74,20 @@ class _Way:
         unbiased = second / (1.0 - beta2**self.count)
         return first / (1.0 - beta1**self.count) / (unbiased.sqrt() + self.rates.eps)
 
-    def between(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """The shortest and the longest way of all gradients in between. `(a + b g) / (sqrt(c + d g^2) + e)` has at most
-        one turning point: where `h = a d g / b` is `c + e sqrt(c + d g^2)`, which is `c` without `e`."""
+    def turn(self, otherwise: Tensor) -> Tensor:
+        """The gradient at which the way turns, where it does. `(a + b g) / (sqrt(c + d g^2) + e)` has at most one
+        turning point: where `h = a d g / b` is `c + e sqrt(c + d g^2)`, which is `c` without `e`."""
         beta1, beta2 = self.rates.betas
         unbias, eps = 1.0 - beta2**self.count, self.rates.eps
         c, d = beta2 * self.second / unbias, (1.0 - beta2) / unbias
         slope = beta1 * self.first * d / (1.0 - beta1)
         flat = 1.0 - eps * eps * d / slope.square()  # not positive: the way does not turn
         h = (c + ((1.0 - flat) * c.square() + flat * eps * eps * c).sqrt()) / flat
-        turn = torch.where(flat > 0.0, h / slope, low).clamp(low, high)
-        ways = torch.stack([self.far(one) for one in (low, high, turn)])
+        return torch.where(flat > 0.0, h / slope, otherwise)
+
+    def between(self, low: Tensor, high: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
+        """The shortest and the longest way of all gradients in between."""
+        ways = torch.stack([self.far(one) for one in (low, high, turn.clamp(low, high))])
         return ways.amin(0), ways.amax(0)
 
     def nearest(self, gradient: Tensor, way: Tensor, unsure: Tensor) -> Tensor:
@@ -93,12 +96,14 @@ class _Way:
         there = self.far(gradient)
         rest = ~((there - unsure <= way) & (way <= there + unsure))
         part = _Way(first=self.first[rest], second=self.second[rest], count=self.count, rates=self.rates)
+        own, way, unsure = gradient[rest], way[rest], unsure[rest]
+        turn = part.turn(otherwise=own)
         least = torch.zeros_like(part.first)
         most = least + gradient.norm() + self.second.sqrt().norm() + self.rates.eps
         for _ in range(_HALVINGS):
             away = (least + most) / 2
-            shortest, longest = part.between(gradient[rest] - away, gradient[rest] + away)
-            reached = (shortest - unsure[rest] <= way[rest]) & (way[rest] <= longest + unsure[rest])
+            shortest, longest = part.between(own - away, own + away, turn)
+            reached = (shortest - unsure <= way) & (way <= longest + unsure)
             most, least = torch.where(reached, away, most), torch.where(reached, least, away)
         nearest = gradient.clone()
         nearest[rest] += most
