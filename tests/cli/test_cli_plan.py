@@ -11,6 +11,8 @@ from transformers import Qwen3Config
 from sharpen.cli.main import main
 
 Plan = Callable[..., int]
+GIVEN = ("--set=trainer.max_tokens_per_micro_batch=8192", "--set=trainer.gradient_checkpointing=false")
+"""The defaults, which a run then keeps."""
 
 
 @pytest.fixture
@@ -54,15 +56,22 @@ def test_it_fits(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     assert max(len(line) for line in out.splitlines() if "/" not in line) <= 80
 
 
+def test_it_fits_by_what_a_run_chooses(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what somebody set it does not; a suggestion is of settings."""
+    assert plan("--gpu-memory", "1.5GB") == 0
+    assert "memory: micro-batches of" in capsys.readouterr().out
+    assert plan("--gpu-memory", "1.5GB", *GIVEN) == 1
+
+
 def test_it_does_not_fit_and_what_would(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     """The settings that are printed can be given as they are; then it fits."""
-    assert plan("--gpu-memory", "1GB") == 1
+    assert plan("--gpu-memory", "1GB", *GIVEN) == 1
     out = capsys.readouterr().out
     assert "it does not fit: trainer and engine needs" in out
     advice = out.split("the smallest change that makes it fit:\n")[1].splitlines()
     changes = [f"--set={line.strip().replace(': ', '=', 1)}" for line in advice]
     assert changes
-    assert plan("--gpu-memory", "1GB", *changes) == 0
+    assert plan("--gpu-memory", "1GB", *GIVEN, *changes) == 0
 
 
 def test_nothing_helps(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,7 +95,7 @@ def test_learning_from_rows(plan: Plan, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_as_json(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan("--gpu-memory", "1.5GB", "--json") == 1
+    assert plan("--gpu-memory", "1.5GB", "--json", *GIVEN) == 1
     content: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert not content["fits"]
     assert content["suggestion"] == {"trainer.gradient_checkpointing": True}

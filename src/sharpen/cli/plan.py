@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from sharpen.cli.arguments import add_config_file, add_json, add_root, add_set, add_stage, print_json, say
 from sharpen.errors import ConfigError
@@ -57,11 +57,13 @@ def run_plan(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
 
         _refuse_options(arguments)
         return _print_comparison(find_run(arguments.run, arguments.root), as_json=arguments.json, out=out)
-    plan = _make_plan(arguments)
+    plan, chosen = _make_plan(arguments)
     if arguments.json:
-        print_json({**plan.to_json(), "suggestion": _plain_settings(plan)}, out)
+        from sharpen.run.plan.predict import plain_settings
+
+        print_json({**plan.to_json(), "suggestion": plain_settings(plan.suggestion or {})}, out)
         return 0 if plan.fits else 1
-    for line in plan_lines(plan, min(WIDTH, text_width(out))):
+    for line in plan_lines(plan, min(WIDTH, text_width(out)), chosen):
         say(line, file=out)
     return 0 if plan.fits else 1
 
@@ -74,11 +76,13 @@ def _refuse_options(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"{(options or ['--set'])[0]} has no effect with --run, which reads an existing plan")
 
 
-def _make_plan(arguments: argparse.Namespace) -> Plan:
+def _make_plan(arguments: argparse.Namespace) -> tuple[Plan, str]:
+    """Return the plan, with the settings that the run would choose, and a line that says which."""
     from sharpen.compat.files import load_config
     from sharpen.config.load import parse_assignments, resolve
     from sharpen.learning.recipe import recipe_of
     from sharpen.run.plan.case import Case, read_models
+    from sharpen.run.plan.fit import fit
     from sharpen.run.plan.hardware import chosen_hardware, this_machine
     from sharpen.run.plan.predict import last_step_time, plan
 
@@ -89,9 +93,12 @@ def _make_plan(arguments: argparse.Namespace) -> Plan:
     models, workload = read_models(recipe), _workload(arguments, config)
     hardware = chosen or this_machine(config.engine.device)
     engine = _engine(config, hardware)
+    fitted = fit(Case(recipe=recipe, models=models, hardware=hardware, workload=workload, engine=engine))
+    config = fitted.case.config
     project = Path(config.checkpoint_root_dir) / config.project
     time = last_step_time(config, hardware, project.iterdir() if project.is_dir() else ())
-    return plan(Case(recipe=recipe, models=models, hardware=hardware, workload=workload, engine=engine), time=time)
+    found = plan(fitted.case, time=time)
+    return found, fitted.line(found.places)
 
 
 def _engine(config: RunConfig, hardware: Hardware) -> EngineType | None:
@@ -121,8 +128,8 @@ def _workload(arguments: argparse.Namespace, config: RunConfig) -> Workload:
     return workload
 
 
-def plan_lines(plan: Plan, width: int = WIDTH) -> Iterator[str]:
-    """Yield the plan as text, `width` columns wide."""
+def plan_lines(plan: Plan, width: int = WIDTH, chosen: str = "") -> Iterator[str]:
+    """Yield the plan as text, `width` columns wide. `chosen` says which settings the run would choose by itself."""
     from sharpen.placement.model_formats import local_formats
     from sharpen.run.plan.predict import assumptions
 
@@ -133,7 +140,7 @@ def plan_lines(plan: Plan, width: int = WIDTH) -> Iterator[str]:
         f"{devices}, {_gib(hardware.memory_bytes)} GiB{' free' if hardware.kind == 'cpu' else ''}",
         width,
     )
-    for line in local_formats(config.model):
+    for line in (*local_formats(config.model), *filter(None, [chosen])):
         yield from _wrapped(line, width)
     for place in plan.places:
         yield ""
@@ -177,6 +184,7 @@ def _time_lines(plan: Plan, width: int) -> Iterator[str]:
 
 def _verdict(plan: Plan) -> Iterator[str]:
     from sharpen.run.plan.memory import ERROR
+    from sharpen.run.plan.predict import plain_settings
 
     if plan.fits:
         least = min(plan.places, key=lambda place: place.capacity - place.peak)
@@ -197,14 +205,8 @@ def _verdict(plan: Plan) -> Iterator[str]:
         yield "no change of settings makes it fit: use larger devices or a smaller model"
         return
     yield "the smallest change that makes it fit:"
-    for name, value in _plain_settings(plan).items():
+    for name, value in plain_settings(plan.suggestion).items():
         yield f"  {name}: {json.dumps(value)}"
-
-
-def _plain_settings(plan: Plan) -> dict[str, Any]:
-    """Return the suggested settings as they are written in a file."""
-    settings = (plan.suggestion or {}).items()
-    return {name: {"rank": value.rank} if name == "trainer.lora" else value for name, value in settings}
 
 
 def _print_comparison(run_dir: Path, *, as_json: bool, out: IO[str]) -> int:

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -29,7 +29,9 @@ from sharpen.errors import ConfigError
 from sharpen.files import near_path, write_whole
 
 Origin = str
-"""`default`, `run.yaml`, `argument`, or the file and key of another layout (`gsm8k.yaml: buffer.batch_size`)."""
+"""`default`, `chosen`, `run.yaml`, `argument`, or file and key of another layout (`gsm8k.yaml: buffer.batch_size`)."""
+CHOSEN = "chosen"
+"""The origin of a value that the run chose by itself, to fit the machine."""
 Leaves = dict[Place, Any]
 _ABSENT = object()
 MAX_VALUES = 1_000_000
@@ -81,6 +83,11 @@ class ResolvedConfig:
     endpoint: Mapping[str, str] | None = field(default=None, repr=False)
     file: str = ""
     fresh_name: str = field(default_factory=lambda: f"Experiment-{datetime.now():%Y%m%d%H%M%S}")
+
+    def choose(self, settings: Mapping[str, Any]) -> ResolvedConfig:
+        """Return it with these settings (dotted names), which the run chose by itself."""
+        origins = {**self.origins, **dict.fromkeys(settings, CHOSEN)}
+        return replace(self, config=self.config.changed(settings), origins=origins)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import builtins
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -17,6 +18,8 @@ from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, S
 from sharpen.config.secrets import hide_in_value
 from sharpen.config.sections import ClusterConfig, GatewayConfig, JournalConfig, SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
+
+Section = TypeVar("Section", bound=Strict)
 
 DEFAULT_PROJECT = "Sharpen"
 """The project of runs that name none."""
@@ -168,11 +171,13 @@ class EngineConfig(Strict):
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:<number>`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute type; `auto` is bfloat16 on a GPU and float32 on a CPU."""
+    """Compute type; `auto` is bfloat16 on a GPU, and float32 on a CPU unless a run that trains computes faster in
+    bfloat16 (docs/use/plan.md)."""
     max_slots: int = Field(default=256, ge=1)
     """Sequences that decode at the same time."""
     kv_cache_mb: int | None = Field(default=None, ge=1)
-    """Most memory of KV cache and recurrent states in MB; None: what `max_slots` needs, up to a quarter of the free."""
+    """Most memory of KV cache and recurrent states in MB; None: what `max_slots` needs, up to a quarter of the free, or
+    less where memory is short (docs/use/plan.md)."""
 
     @field_validator("device")
     @classmethod
@@ -452,6 +457,14 @@ class RunConfig(Strict):
         """Whether the run's parts live in actors of Ray: by `execution`, or because anything is set in `cluster`."""
         return self.execution == "ray" or (self.execution is None and self.cluster != ClusterConfig())
 
+    def changed(self, settings: Mapping[str, Any]) -> Self:
+        """Return the configuration with other values for these settings, by dotted name; they are not checked. What
+        counts as given (`model_fields_set`) stays as it is."""
+        config = self
+        for name, value in settings.items():
+            config = _changed(config, name.split("."), value)
+        return config
+
     @model_validator(mode="after")
     def _has_two_halves(self) -> Self:
         if self.mode == "both" and self.exchange is not None:
@@ -469,6 +482,12 @@ class RunConfig(Strict):
         if value is not None and (value in ("", ".", "..") or PurePath(value).name != value or "\\" in value):
             raise ValueError(f"must be the name of a folder, without separators, got {value!r}")
         return value
+
+
+def _changed(section: Section, place: Sequence[str], value: Any) -> Section:
+    name, rest = place[0], place[1:]
+    inner = _changed(getattr(section, name), rest, value) if rest else value
+    return type(section).model_construct(set(section.model_fields_set), **{**dict(section), name: inner})
 
 
 def _is_exception(value: object) -> bool:

@@ -20,8 +20,8 @@ class LoraConfig(Strict):
     alpha: int = Field(default=32, ge=1)
     """Adapters are scaled by `alpha / rank`."""
     base: Literal["own", "shared", "nf4"] = "own"
-    """Frozen weights: a copy for the trainer beside the engine's merged ones; or one copy for both; or that in
-    4 bits, with the extra `quant` (docs/use/lora.md)."""
+    """Frozen weights: a copy for the trainer beside the engine's merged ones; or one copy for both; or that in 4 bits,
+    with the extra `quant` (docs/use/lora.md). Left out, a run may share it (docs/use/plan.md)."""
     target_modules: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Last parts of the names of the linear layers that get an adapter (`q_proj`); None: all in the model's blocks."""
     experts: bool = False
@@ -36,7 +36,7 @@ class TrainerConfig(Strict):
     """Compute type over fp32 master weights; `auto` as in the engine."""
     max_tokens_per_micro_batch: int = Field(default=8192, ge=1)
     """Most computed tokens of one forward and backward pass (a longer sequence gets its own pass, with others that add
-    at most a quarter)."""
+    at most a quarter). Left out, a run takes fewer where memory is short (docs/use/plan.md)."""
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "muon"] = "adamw"
     """How gradients become updates. The 8-bit ones need the extra `quant` and a quarter of AdamW's memory; `muon` needs
     half of it. All but `adamw` train in one process."""
@@ -63,7 +63,7 @@ class TrainerConfig(Strict):
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
     """Final learning rate of linear and cosine schedules, as a share of the peak."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass."""
+    """Recompute activations in the backward pass. Left out, a run does where memory is short (docs/use/plan.md)."""
     offload_activations: bool = False
     """Keep the inputs of layers, which `gradient_checkpointing` holds until the backward pass, in CPU memory."""
     keep_checkpoints: int = Field(default=2, ge=1)

@@ -7,9 +7,9 @@ machine. A `Job` adds the user's functions and what depends on the machine (made
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from sharpen.config.problems import refuse
 from sharpen.config.public import MIN_TEMPERATURE
@@ -191,6 +191,11 @@ class Job(Generic[R]):
     engine: EngineChoice | None = None
     adapters: LoraConfig | None = None
     notices: tuple[str, ...] = ()
+
+    def changed(self, config: RunConfig, adapters: LoraConfig | None) -> Self:
+        """Return the job with other settings, which change where and how it computes, and nothing that it learns by;
+        and with the adapters that the engine then serves."""
+        return replace(self, recipe=replace(self.recipe, config=config), adapters=adapters)
 
     @property
     def agent(self) -> Callable[..., Any]:

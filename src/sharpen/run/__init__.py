@@ -28,7 +28,7 @@ not know of the command line, nor of servers around it.
 - `same_run`: whether a run goes on with what it began with
 - `identity`: digests of datasets, and of parts that the user brings
 - `found`: finds runs on this disk
-- `forecast`: the plan before a run, and how right it was
+- `forecast`: the plan before a run: what is chosen, what is refused; and how right it was
 - `panel`: the first lines that are printed
 - `stall`: says who waits for whom when nothing moves
 """

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sharpen.agent.rollout.user_loop import owner
 from sharpen.agent.tasks.data import RunData
 from sharpen.agent.tasks.order import Order, make_order
-from sharpen.config.load import ResolvedConfig, shown_settings
+from sharpen.config.load import CHOSEN, ResolvedConfig, shown_settings
 from sharpen.config.problems import doubtful
 from sharpen.config.run import RunConfig
 from sharpen.contracts import MonitoredRun
@@ -36,7 +36,7 @@ from sharpen.run.data import read_expert_only, read_tasks
 from sharpen.run.decide import decide
 from sharpen.run.evaluation import Transcripts
 from sharpen.run.expert import ExpertRows, make_expert_rows
-from sharpen.run.forecast import before_run
+from sharpen.run.forecast import Forecast, settle
 from sharpen.run.identity import parts_identities, rows_identity
 from sharpen.run.progress import Progress
 from sharpen.run.receiver import Inbox, open_inbox
@@ -108,10 +108,14 @@ def open_loop(
             f"{config_path}: mode is 'bench', which evaluates and does not train: use `sharpen eval --config "
             f"{config_path}`, or mode both"
         )
-    job = decide(resolved.config, workflow, judge)
+    let_idle_workers_sleep()  # torch is loaded from here on
+    from sharpen.run.directory import chosen_before
+
+    forecast = settle(decide(resolved.config, workflow, judge), chosen_before(resolved.config))
+    job, resolved = forecast.job, resolved.choose(forecast.chosen)
     data = _read_data(job)
     with contextlib.ExitStack() as stack:
-        site = stack.enter_context(open_site(resolved, config_path, job, data, display))
+        site = stack.enter_context(open_site(resolved, config_path, forecast, data, display))
         site.display.doing(f"loading the model {job.config.model.model_path}")
         serving = None if job.workflow is None else start_serving(job)
         place = serving if serving is not None else start_training(job)
@@ -168,16 +172,14 @@ def _closing(journal: Journal) -> Iterator[None]:
 def open_site(
     resolved: ResolvedConfig,
     config_path: Path | None,
-    job: TrainingJob,
+    forecast: Forecast,
     data: RunData,
     display: Display | None = None,
 ) -> Iterator[Site]:
-    """Create or reopen the run's directory and print the notices. Raises what `open_run_directory` and `before_run`
-    raise."""
-    let_idle_workers_sleep()
+    """Create or reopen the run's directory and print the notices. Raises what `open_run_directory` raises."""
     from sharpen.run.directory import open_run_directory
 
-    config = job.config
+    job, config = forecast.job, forecast.job.config
     rows = {"train_dataset": data.training, "held_out": data.held_out, "expert": data.expert}
     identities = {name: rows_identity(some) for name, some in rows.items() if some}
     identities["model"] = model_identity(job.folder)
@@ -202,7 +204,7 @@ def open_site(
             *data.messages,
         ):
             display.message(line)
-        for line in before_run(job, directory.path):
+        for line in forecast.begin(directory.path):
             display.message(line)
         yield Site(
             job=job,
@@ -338,7 +340,11 @@ def _unused_settings(resolved: ResolvedConfig, job: TrainingJob) -> list[str]:
     if isinstance(job.recipe, RolloutRecipe):
         return []
     starts = _ROLLOUTS_ONLY if job.workflow is not None else (*_ROLLOUTS_ONLY, *_AGENT_ONLY)
-    idle = [name for name, origin in resolved.origins.items() if origin != "default" and name.startswith(starts)]
+    idle = [
+        name
+        for name, origin in resolved.origins.items()
+        if origin not in ("default", CHOSEN) and name.startswith(starts)
+    ]
     return [f"without effect in {job.recipe.algorithm.name}: {', '.join(idle)}"] if idle else []
 
 

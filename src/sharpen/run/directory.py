@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from sharpen.config.load import ResolvedConfig, write_config, write_given, write_resolved
 from sharpen.config.resuming import ANOTHER_NAME
@@ -143,6 +144,16 @@ def _directory(config: RunConfig, fresh: str) -> Path:
             path.mkdir()
             break
     return path
+
+
+def chosen_before(config: RunConfig) -> Mapping[str, Any] | None:
+    """Return the settings that the run of this name chose by itself, by dotted name; None if it is a new run. Raises
+    `ConfigError` if its record cannot be read."""
+    path = Path(config.checkpoint_root_dir) / config.project / (config.name or "")
+    if config.name is None or not any(path.glob(f"{PREFIX}*")):
+        return None
+    record = read_recorded(path)
+    return {} if record is None else {name: record.values[name] for name in record.chosen}
 
 
 def _check_records(path: Path, *, has_steps: bool) -> list[str]:

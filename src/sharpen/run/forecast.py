@@ -1,23 +1,25 @@
-"""The plan of a run's memory and time: made before it starts, compared with the measurements at its end.
+"""The plan of a run's memory and time: made before anything is loaded, compared with the measurements at its end.
 
-In: the job of a run, and its directory. Out: lines for the user and `plan.json`; `ConfigError` if weights, gradients
-and moments alone exceed the machine's memory. A model that cannot be planned is trained without a plan.
+In: the job of a run, and its directory. Out: the job with the settings that were left open, lines for the user and
+`plan.json`; `ConfigError` if memory is too short, with the smallest change that helps. A model that cannot be planned
+is trained as it is.
 
-This check takes some hundredths of a second, the whole plan about half a second, once a run.
+The whole plan takes about half a second, once a run; some seconds where several settings have to be tried.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError, ModelError
 from sharpen.learning.recipe import RolloutRecipe, TrainingJob
+from sharpen.run.decide import served_adapters
 from sharpen.show.monitor.summary import peak_memory_mb
 
 if TYPE_CHECKING:
@@ -30,31 +32,56 @@ LEAST_PARAMETERS = 1_000_000
 _GIB = 2**30
 
 
-def before_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
-    """Write the plan of a run that is about to start. Yield warnings about memory, and the seconds of a step if an
-    earlier run measured them. Raises `ConfigError` if memory is certain to be short."""
-    from sharpen.run.plan.predict import last_step_time, plan
-    from sharpen.run.plan.record import write_plan
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A job whose settings fit, as far as that can be known. `chosen` are the settings that were left open (by dotted
+    name), `plan` is None for a model without a plan, and `lines` are for the user."""
+
+    job: TrainingJob
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    plan: Plan | None = None
+    lines: tuple[str, ...] = ()
+
+    def begin(self, run_dir: Path) -> Iterator[str]:
+        """Write the plan into the directory of the run that is about to start, and yield the lines; also the seconds
+        of a step, if an earlier run measured them."""
+        from sharpen.run.plan.predict import last_step_time
+        from sharpen.run.plan.record import write_plan
+
+        if self.plan is not None:
+            time = last_step_time(self.job.config, self.plan.case.hardware, run_dir.parent.iterdir())
+            if time is not None:
+                yield f"a step takes {time.seconds:,.3g} s (measured: {time.source})"
+            write_plan(run_dir, {"before": replace(self.plan, time=time).to_json()})
+        yield from self.lines
+
+
+def settle(job: TrainingJob, before: Mapping[str, Any] | None = None) -> Forecast:
+    """Choose the settings that were left open. `before`: those that the run chose when it began, if it continues.
+    Raises `ConfigError` if memory is too short by more than the plan may be wrong."""
+    from sharpen.run.plan.fit import fit
+    from sharpen.run.plan.predict import advice, find_change, plan
     from sharpen.run.plan.workload import expected
 
-    config = job.config
     try:
-        case = _case(job, expected(config))
-        short = "" if config.uses_ray else certainly_short(case)
+        case = _case(job, expected(job.config))
         if case.models.policy.parameters < LEAST_PARAMETERS:
-            return
-        if short:
-            raise ConfigError(f"{short}: `sharpen plan` shows which changes make it fit")
-        time = last_step_time(config, case.hardware, run_dir.parent.iterdir())
-        found = plan(case, time=time, suggests=False)
-        write_plan(run_dir, {"before": found.to_json()})
+            return Forecast(job=job)
+        if job.config.uses_ray:
+            return Forecast(job=job, plan=plan(case, suggests=False))
+        fitted = fit(case, before)
+        if reason := too_large(fitted.case):
+            raise ConfigError(f"{reason}. {advice(find_change(fitted.case))}")
+        found = plan(fitted.case, suggests=False)
     except ModelError as error:
-        yield f"no plan of this run's memory: {error}"
-        return
-    if time is not None:
-        yield f"a step takes {time.seconds:,.3g} s (measured: {time.source})"
-    if not config.uses_ray:
-        yield from _warnings(found)
+        return Forecast(job=job, lines=(f"no plan of this run's memory: {error}",))
+    config = fitted.case.config
+    return Forecast(
+        job=job.changed(config, served_adapters(config, job.engine, trains=True)),
+        chosen=fitted.chosen,
+        plan=found,
+        lines=(*filter(None, [fitted.line(found.places)]), *_warnings(found)),
+    )
 
 
 def after_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
@@ -85,22 +112,21 @@ def measured_mb(config: RunConfig) -> float | None:
     return peak_memory_mb()
 
 
-def certainly_short(case: Case) -> str:
-    """Return a sentence if weights, gradients and moments alone exceed the memory, else an empty string. On a CPU only
-    trained models count, against the whole memory: the system can drop frozen weights and read them again."""
-    from sharpen.machine import total_bytes
-    from sharpen.run.plan.memory import places
+def too_large(case: Case) -> str:
+    """Return a sentence if the run cannot fit, else an empty string. On a CPU with the embedded engine: the plan is
+    more than the free memory, by more than its error. Elsewhere: weights, gradients and moments alone are more."""
+    from sharpen.run.plan.memory import ERROR, places
 
-    capacity = total_bytes() if case.on_cpu else case.hardware.memory_bytes
-    for place in places(case, certain=True):
-        items = [item for item in place.items if not case.on_cpu or item.role.startswith(("policy", "critic"))]
-        needed = sum(item.num_bytes for item in items)
-        if needed > capacity:
-            roles = ", ".join(f"{item.role} {item.num_bytes / _GIB:,.1f}" for item in items)
-            return (
-                f"{case.config.model.model_path} does not fit: weights, gradients and moments alone need "
-                f"{needed / _GIB:,.1f} GiB ({roles}), and {case.hardware.name} has {capacity / _GIB:,.1f}"
-            )
+    is_judged = case.on_cpu and not case.vllm
+    for certain in (True, False) if is_judged else (True,):  # the first is known at once
+        for place in places(case, certain=certain):
+            if place.peak > place.capacity * (1 + ERROR if is_judged else 1):
+                roles = ", ".join(f"{item.role} {item.num_bytes / _GIB:,.1f}" for item in place.items)
+                needs = "weights, gradients and moments alone need" if certain else "it needs about"
+                return (
+                    f"{case.config.model.model_path} does not fit: {needs} {place.peak / _GIB:,.1f} GiB ({roles}), and "
+                    f"{case.hardware.name} has {place.capacity / _GIB:,.1f}{' free' if case.on_cpu else ''}"
+                )
     return ""
 
 
@@ -110,9 +136,8 @@ def _case(job: TrainingJob, workload: Workload) -> Case:
     from sharpen.run.plan.hardware import this_machine
 
     engine = None if job.engine is None else job.engine.type
-    if engine is None and (
-        job.workflow is not None or isinstance(job.recipe, RolloutRecipe)
-    ):  # the engine is chosen later, on Ray
+    serves = job.workflow is not None or (isinstance(job.recipe, RolloutRecipe) and job.config.mode != "train")
+    if engine is None and serves:  # the engine is chosen later, on Ray
         engine = "vllm" if job.config.engine.type == "vllm" else "embedded"
     return Case(
         recipe=job.recipe,

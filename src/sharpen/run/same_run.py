@@ -18,7 +18,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from sharpen.config.explain import section_at
-from sharpen.config.load import hidden_values, shown, shown_settings
+from sharpen.config.load import CHOSEN, hidden_values, shown, shown_settings
 from sharpen.config.resuming import ANOTHER_NAME, may_change, recorded_settings, setting_of
 from sharpen.config.run import RunConfig
 from sharpen.config.secrets import HIDDEN, is_same
@@ -63,12 +63,14 @@ class Change:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """The settings of a run by dotted name, without secrets, which may change; and the identities of its model and
-    datasets. Of values with secrets a record has the fingerprints, or the values themselves (`hidden`)."""
+    datasets. Of values with secrets a record has the fingerprints, or the values themselves (`hidden`). `chosen` are
+    the names of the settings that the run chose by itself."""
 
     values: Mapping[str, Any]
     identities: Mapping[str, Identity]
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     hidden: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    chosen: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, config: RunConfig, identities: Mapping[str, Identity]) -> RunRecord:
@@ -94,7 +96,8 @@ def read_recorded(path: Path) -> RunRecord | None:
         ) from error
     identities = {name.removeprefix(IDENTITY): value for name, value in derived.items() if name.startswith(IDENTITY)}
     fingerprints = {name: str(entry["fingerprint"]) for name, entry in entries.items() if "fingerprint" in entry}
-    return RunRecord(values=values, identities=identities, fingerprints=fingerprints)
+    chosen = frozenset(name for name, entry in entries.items() if entry["origin"] == CHOSEN)
+    return RunRecord(values=values, identities=identities, fingerprints=fingerprints, chosen=chosen)
 
 
 def changes(before: RunRecord, now: RunRecord) -> list[Change]:

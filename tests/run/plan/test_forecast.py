@@ -14,12 +14,8 @@ from sharpen.config.load import resolve
 from sharpen.config.public import AlgorithmConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.recipe import EngineChoice, Job, recipe_of
-from sharpen.machine import total_bytes
-from sharpen.run.forecast import after_run, before_run, certainly_short
-from sharpen.run.plan.case import Case, read_models
-from sharpen.run.plan.hardware import Hardware
+from sharpen.run.forecast import after_run, settle
 from sharpen.run.plan.record import FILE
-from sharpen.run.plan.workload import expected
 
 
 def write_model(folder: Path, *, width: int, depth: int) -> Path:
@@ -55,32 +51,16 @@ def test_a_model_that_no_machine_has_room_for_is_refused(tmp_path: Path) -> None
     """About 10 million million parameters, of which nothing is made; what is said names the numbers."""
     job = a_job(write_model(tmp_path / "huge", width=2**19, depth=4))
     with pytest.raises(ConfigError, match="weights, gradients and moments alone need") as raised:
-        list(before_run(job, tmp_path))
+        settle(job)
     assert "policy: moments" in str(raised.value)
     assert not (tmp_path / FILE).exists()
-
-
-def test_frozen_weights_are_no_reason_to_refuse_on_a_cpu(tmp_path: Path) -> None:
-    """Trained: 16 bytes a parameter; a reference beside them is read from the disk again if need be."""
-    job = a_job(write_model(tmp_path / "model", width=256, depth=2))
-    models = read_models(job.recipe)
-
-    def short(hardware: Hardware) -> str:
-        work = expected(job.config)
-        case = Case(recipe=job.recipe, models=models, hardware=hardware, workload=work, engine="embedded")
-        return certainly_short(case)
-
-    assert short(Hardware(name="CPU", kind="cpu", count=1, memory_bytes=1)) == ""
-    gpu = Hardware(name="GPU", kind="cuda", count=1, memory_bytes=18 * models.policy.parameters)
-    assert "GPU has" in short(gpu)  # there the reference and the engine count
-    assert total_bytes() > 2**30
 
 
 def test_a_plan_before_and_its_error_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = a_job(write_model(tmp_path / "model", width=256, depth=2))
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    assert list(before_run(job, run_dir)) == []
+    assert list(settle(job).begin(run_dir)) == []
     before = json.loads((run_dir / FILE).read_text())["before"]
     assert before["fits"]
     assert before["comparable_mb"] > 500
@@ -113,7 +93,7 @@ def test_the_next_run_says_how_long_a_step_took(tmp_path: Path) -> None:
     for name, seconds in (("first", 2.0), ("second", 4.0)):
         run_dir = tmp_path / "runs" / name
         run_dir.mkdir(parents=True)
-        said = list(before_run(job, run_dir))
+        said = list(settle(job).begin(run_dir))
         (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 1, "time/step_s": seconds}))
         (line,) = after_run(job, run_dir)
     (predicted,) = said
@@ -124,14 +104,14 @@ def test_the_next_run_says_how_long_a_step_took(tmp_path: Path) -> None:
 
 def test_without_a_plan_nothing_is_compared(tmp_path: Path) -> None:
     job = a_job(write_model(tmp_path / "model", width=64, depth=1))
-    assert list(before_run(job, tmp_path)) == []  # smaller than plans are made for
+    assert list(settle(job).begin(tmp_path)) == []  # smaller than plans are made for
     assert not (tmp_path / FILE).exists()
     assert list(after_run(job, tmp_path)) == []
 
 
 def test_a_model_that_cannot_be_planned_still_runs(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "clip"}')
-    (line,) = before_run(a_job(tmp_path), tmp_path)
+    (line,) = settle(a_job(tmp_path)).begin(tmp_path)
     assert line.startswith("no plan of this run")
 
 

@@ -15,7 +15,7 @@ from sharpen.learning.recipe import EngineType, RolloutRecipe, TrainingRecipe
 from sharpen.models.table import bring
 from sharpen.run.plan.hardware import Hardware
 from sharpen.run.plan.sizes import Sizes, read_model_config, sizes_of
-from sharpen.run.plan.workload import Workload
+from sharpen.run.plan.workload import Workload, expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +132,20 @@ class Case:
         same_weights = trainer.lora is None and not trainer.train_towers and not self.serves_in_bfloat16
         return one_process and same_weights and isinstance(self.recipe, RolloutRecipe) and not self.recipe.overlaps
 
-    def changed(self, settings: Mapping[str, Any]) -> Case:
-        """Return the case with other values for these `section.name` settings."""
+    @property
+    def may_share_base(self) -> bool:
+        """Whether trainer and engine may have one copy of the frozen weights: see `decide.check_base`."""
         config = self.config
-        for key, value in settings.items():
-            section, name = key.split(".")
-            updated = getattr(config, section).model_copy(update={name: value})
-            config = config.model_copy(update={section: updated})
-        return replace(self, recipe=replace(self.recipe, config=config))
+        one_process = config.mode == "both" and not (config.uses_ray or config.trainer.has_ranks)
+        return self.engine == "embedded" and one_process and config.engine.dtype == config.trainer.dtype
+
+    def changed(self, settings: Mapping[str, Any]) -> Case:
+        """Return the case with other values for these settings, by dotted name. A smaller `model.max_model_len` makes
+        the sequences shorter."""
+        config, work = self.config.changed(settings), self.workload
+        if config.model.max_model_len < work.longest:
+            work = expected(config)
+        return replace(self, recipe=replace(self.recipe, config=config), workload=work)
 
     def _is_bfloat16(self, dtype: str) -> bool:
         return dtype == "bfloat16" or (dtype == "auto" and not self.on_cpu)

@@ -127,6 +127,15 @@ def _kv_cache(
     return (count + 1) * kv_per_slot, (count + taken) * state
 
 
+def cache_mb(case: Case, slots: int) -> int:
+    """Return the `engine.kv_cache_mb` with which so many of the longest sequences are computed at the same time."""
+    sizes, itemsize = case.models.policy, 2 if case.serves_in_bfloat16 else 4
+    state = sizes.state_bytes(itemsize)
+    longest = sizes.kv_bytes(itemsize) * slot_length(case.workload.longest, case.config.model.max_model_len)
+    num_bytes = slots * (longest + state) * (1 + (1 / (SNAPSHOT_SHARE - 1) if state else 0))
+    return -(-int(num_bytes) // 2**20)
+
+
 When = Literal["always", "loading", "training", "generating", "syncing"]
 _WHEN: tuple[When, ...] = get_args(When)
 

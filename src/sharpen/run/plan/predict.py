@@ -76,6 +76,7 @@ Settings = Mapping[str, Any]
 Levels = Sequence[Settings]
 """The settings of one change, from its weakest level to its strongest."""
 _LEAST_TOKENS = 512
+_LEAST_CONTEXT = 256
 _RANK = 16
 
 
@@ -143,8 +144,25 @@ def _optimizer(case: Case) -> Levels:
     return [{"trainer.optimizer": "adamw_8bit"}] if case.config.trainer.optimizer == "adamw" else []
 
 
+def _context(case: Case) -> Levels:
+    """Halve the longest sequence; more than once or twice is another task."""
+    tokens, levels = case.config.model.max_model_len, []
+    while tokens // 2 >= max(_LEAST_CONTEXT, case.config.model.max_model_len // 4):
+        tokens //= 2
+        levels.append({"model.max_model_len": tokens})
+    return levels
+
+
 def _lora(case: Case) -> Levels:
-    return [] if case.config.trainer.lora is not None else [{"trainer.lora": LoraConfig(rank=_RANK)}]
+    """Train adapters; with one copy of the frozen weights; with that in 4 bits."""
+    lora = case.config.trainer.lora or LoraConfig(rank=_RANK)
+    bases = ("own", "shared", "nf4")
+    least = 0 if case.config.trainer.lora is None else bases.index(lora.base) + 1
+    return [
+        {"trainer.lora": lora.model_copy(update={"base": base})}
+        for base in bases[least:]
+        if base == "own" or case.may_share_base or (base == "nf4" and case.engine is None)
+    ]
 
 
 def _processes(case: Case) -> Levels:
@@ -165,6 +183,7 @@ CHANGES: tuple[Callable[[Case], Levels], ...] = (
     _micro_batch,
     _kv_cache,
     _optimizer,
+    _context,
     _lora,
     _processes,
     _offload,
@@ -222,15 +241,37 @@ class Plan:
 def plan(case: Case, *, time: StepTime | None = None, suggests: bool = True) -> Plan:
     """Predict the memory of a run and, with `suggests`, find the smallest change if it does not fit. `time` is the
     measured time of a step."""
-    devices, suggestion = places(case), None
+    devices = places(case)
+    suggestion = find_change(case) if suggests and not _fits(case, devices) else None
+    return Plan(case=case, places=devices, time=time, suggestion=suggestion)
+
+
+def find_change(case: Case) -> Settings | None:
+    """Return the smallest change with which the run fits; None if none helps."""
 
     def fits(changed: Case) -> bool:
         certain = places(changed, certain=True)  # fast, as it leaves out the activations
         return _fits(changed, certain) and _fits(changed, places(changed))
 
-    if suggests and not _fits(case, devices):
-        suggestion = suggest(case, fits)
-    return Plan(case=case, places=devices, time=time, suggestion=suggestion)
+    return suggest(case, fits)
+
+
+def plain_settings(suggestion: Settings) -> dict[str, Any]:
+    """Return suggested settings as they are written in a file."""
+
+    def plain(value: Any) -> Any:
+        is_lora = isinstance(value, LoraConfig)
+        return {"rank": value.rank, **value.model_dump(exclude_defaults=True)} if is_lora else value
+
+    return {name: plain(value) for name, value in suggestion.items()}
+
+
+def advice(suggestion: Settings | None) -> str:
+    """Return a suggestion as a sentence."""
+    if suggestion is None:
+        return "No change of settings makes it fit: take a smaller model, or a machine with more memory"
+    settings = ", ".join(f"{name}: {json.dumps(value)}" for name, value in plain_settings(suggestion).items())
+    return f"The smallest change with which it fits: {settings}"
 
 
 def _fits(case: Case, devices: tuple[DeviceMemory, ...]) -> bool:

@@ -448,5 +448,5 @@ def changed_settings(files: RunFiles) -> tuple[tuple[str, str], ...]:
     return tuple(
         (name, str(entry.get("value")))
         for name, entry in sorted(files.resolved.items())
-        if isinstance(entry, Mapping) and entry.get("origin") not in ("default", "derived", "dataset", None)
+        if isinstance(entry, Mapping) and entry.get("origin") not in ("default", "chosen", "derived", "dataset", None)
     )
