@@ -91,7 +91,7 @@ class Talker:
         self._words = words
         """Tokens of `WORDS`."""
         self._numbers = itertools.count(1000)
-        """A number of each rollout in what it reads: equal answers do not make equal conversations, of which one trains."""
+        """What each rollout reads has a number, or equal answers would make one conversation in the tree."""
         self._seen: dict[str, itertools.count[int]] = defaultdict(itertools.count)
 
     async def talk(self, task: dict[str, Any], model: Any) -> WorkflowOutput:
