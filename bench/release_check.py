@@ -77,7 +77,7 @@ def example(name: str, start: str = ".venv/bin/python {}/main.py") -> Part:
 
 
 BENCHES = (
-    *("engine", "trainer", "gateway", "step", "tree", "sync", "long_prompt", "real"),
+    *("engine", "trainer", "gateway", "step", "tree", "sync", "long_prompt", "growth", "real"),
     *("view", "async", "agentscope", "trl"),
 )
 EXAMPLES = (
