@@ -76,7 +76,10 @@ def example(name: str, start: str = ".venv/bin/python {}/main.py") -> Part:
     return Part(f"examples/{name}", f"rm -rf {folder} && mkdir -p {folder} && cd {folder} && {line}")
 
 
-BENCHES = ("engine", "trainer", "gateway", "step", "tree", "sync", "long_prompt", "view", "async", "agentscope", "trl")
+BENCHES = (
+    *("engine", "trainer", "gateway", "step", "tree", "sync", "long_prompt", "growth", "view", "async", "agentscope"),
+    "trl",
+)
 EXAMPLES = (
     *("any_command", "ask_or_answer", "count_shapes", "email_search", "frozen_lake", "langgraph_agent"),
     "prompt_then_rl",
