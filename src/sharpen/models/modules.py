@@ -6,6 +6,7 @@ the parts of it. Towers and all else that the text of a chat does not pass throu
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 from collections.abc import Iterable, Iterator
@@ -91,9 +92,13 @@ def _is_no_fallback(record: logging.LogRecord) -> bool:
 
 
 def skeleton(config: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """Return the model without contents, on the meta device."""
+    """Return the model without contents, on the meta device. Its configuration is a copy, which says in which type the
+    files are: transformers would write `dtype` there."""
+    own = with_stand_ins(copy.deepcopy(config))
     with torch.device("meta"):
-        return class_for(config).from_config(with_stand_ins(config), dtype=dtype, trust_remote_code=False)
+        module = class_for(own).from_config(own, dtype=dtype, trust_remote_code=False)
+    module.config.dtype = config.dtype
+    return module
 
 
 def decoder_of(module: Any) -> Any:

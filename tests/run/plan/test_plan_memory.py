@@ -103,6 +103,24 @@ def test_a_shared_base_is_there_once(folder: Path, base: str, of_linear: float) 
     assert rows["policy: weights"] == 4 * (P - linear + adapters) + of_linear * linear
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_files_in_bfloat16_are_never_in_float32_under_adapters(tmp_path: Path, tied: bool) -> None:
+    """The trainer has norms and adapters of its own, and the engine's embeddings; on a CPU the cache is the engine's
+    only while it generates."""
+    folder = write_config(tmp_path, model_config(tied=tied, dtype="bfloat16"))
+    types = {"trainer.dtype": "bfloat16", "engine.dtype": "bfloat16"}
+    found = planned(folder, {"trainer.lora": {"rank": 4, "base": "shared"}, **types}, CPU)
+    adapters = 3 * 4 * ((64 + 64) * 2 + (64 + 32) * 2 + (64 + 160) * 3)
+    tables = 500 * 64 * (1 if tied else 2)
+    assert items(found)["policy: weights"] == 4 * (P - LINEAR - 500 * 64 + adapters)
+    assert items(found)["engine: weights"] == 2 * (P - 500 * 64 + tables)
+    assert items(found)["a model, read whole"] == 2 * (P - 500 * 64 + tables) + 4 * 500 * 64
+    whens = {item.role: item.when for item in found.places[0].items}
+    assert whens["engine: KV cache"] == "generating"
+    ahead = planned(folder, {"sync.style": "fully_async", **types}, CPU).places[0].items
+    assert {item.role: item.when for item in ahead}["engine: KV cache"] == "always"
+
+
 def test_what_is_offloaded_lies_on_the_host(folder: Path) -> None:
     assert offloaded_bytes(case_of(run_config(folder, {"trainer.cpu_offload": True}))) == 20 * P - 2 * LINEAR
     assert not any(
@@ -221,7 +239,8 @@ def test_a_peak_is_that_of_the_fuller_phase() -> None:
 
 
 def test_gaps_are_a_share_of_what_is_held(folder: Path) -> None:
-    """On a GPU of everything; on a CPU of what comes and goes, while what an engine's step took is not given back."""
+    """On a GPU of everything; on a CPU of what comes and goes, while what an engine's step took is not given back, and
+    a cache comes from the system."""
     for hardware, shares in (
         (gpu(16), {"always": 0.05, "training": 0.05, "generating": 0.05}),
         (CPU, {"training": 0.45}),

@@ -12,6 +12,7 @@ from typing import Any
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.recipe import EngineType, RolloutRecipe, TrainingRecipe
+from sharpen.models.pieces import text_config
 from sharpen.models.table import bring
 from sharpen.run.plan.hardware import Hardware
 from sharpen.run.plan.sizes import Sizes, read_model_config, sizes_of
@@ -105,6 +106,27 @@ class Case:
         """Of these, the number of those in embeddings and the output layer."""
         sizes = self.models.policy
         return 0 if self.config.trainer.lora is not None else sizes.vocabulary * (1 if sizes.tied else 2)
+
+    @property
+    def num_in_tables_of_base(self) -> int:
+        """The number of frozen parameters in embeddings and the output layer, under adapters."""
+        sizes = self.models.policy
+        return 0 if self.config.trainer.lora is None else sizes.vocabulary * (1 if sizes.tied else 2)
+
+    @property
+    def reads_rounded(self) -> bool:
+        """Whether the frozen weights are never in fp32 (`trainer.model.read_frozen_module`): a dense model, whose
+        files, as its configuration says, are in the type that is computed in."""
+        sizes = self.models.policy
+        dense = not (sizes.states or sizes.experts or sizes.towers)
+        in_bfloat16 = str(text_config(self.models.config).dtype).endswith("bfloat16")
+        return self.config.trainer.lora is not None and self.trains_in_bfloat16 and dense and in_bfloat16
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether rollouts and training take turns in one process."""
+        one_process = not self.config.trainer.has_ranks and not self.config.uses_ray and self.config.mode == "both"
+        return one_process and isinstance(self.recipe, RolloutRecipe) and not self.recipe.overlaps
 
     @property
     def num_in_base(self) -> int:

@@ -4,7 +4,8 @@ In: a `Case`. Out: a `DeviceMemory` for each kind of device: the items that it a
 needs most. The rules follow the code:
 
     weights of a trained model      4 bytes a parameter (fp32), whatever it computes in; of a reference or teacher that
-                                    computes in bfloat16, 2 a parameter of its linear layers and experts
+                                    computes in bfloat16, 2 a parameter of its linear layers and experts; under
+                                    adapters also of embeddings whose files are in bfloat16
     gradients                       4 bytes a trained parameter
     moments of the optimizer        8 bytes a trained parameter (AdamW), a little over 2 (its 8-bit kinds), or 4 (Muon;
                                     8 for embeddings and the output layer)
@@ -12,7 +13,8 @@ needs most. The rules follow the code:
                                     the inputs of the layers; and the states with which sequences go on from what
                                     they share, in recurrent layers
     engine                          its weights in its own type, or the trainer's if both can share them; keys and
-                                    values of the slots in use, recurrent states and their snapshots, within the budget
+                                    values of the slots in use, recurrent states and their snapshots, within the budget;
+                                    in one process on a CPU, keys and values are given back before training
 
 Several trainer processes share weights, gradients and moments between them (FSDP2), but not activations; with
 `cpu_offload` these are in the host's memory. An engine over several GPUs splits its weights and KV cache among them.
@@ -142,6 +144,7 @@ _WHEN: tuple[When, ...] = get_args(When)
 PROCESS = "process and libraries"
 PROCESS_BYTES = 540 * 2**20
 """Python with its libraries, measured on Linux. On a GPU: CUDA's context and libraries, assumed."""
+KV_CACHE = "KV cache"
 GAPS = "gaps between allocations"
 SLACK: dict[str, tuple[float, float]] = {"cpu": (0.0, 0.45), "cuda": (0.05, 0.05)}
 """Share of memory that the allocator loses to gaps: (in long-lived memory, in temporary memory). The system's allocator
@@ -220,7 +223,8 @@ def offloaded_bytes(case: Case) -> int:
 def _gaps(case: Case, items: Sequence[Item]) -> Iterator[Item]:
     lasting, temporary = SLACK[case.hardware.kind]
     for when in _WHEN:
-        held = sum(item.num_bytes for item in items if item.when == when)
+        mapped = (KV_CACHE,) if case.on_cpu else ()  # from the system, and given back to it
+        held = sum(item.num_bytes for item in items if item.when == when and not item.role.endswith(mapped))
         yield Item(role=GAPS, num_bytes=int((lasting if when == "always" else temporary) * held), when=when)
 
 
@@ -233,9 +237,12 @@ def _trainer_items(case: Case) -> Iterator[Item]:
 
     frozen = sizes.held - case.num_trained if lora is None else sizes.held
     rounded = sizes.block_linear + sizes.in_experts if lora is not None and case.trains_in_bfloat16 else 0
+    if case.reads_rounded:
+        rounded += case.num_in_tables_of_base
     yield item("policy: weights", 4 * (case.num_trained + frozen) - 2 * rounded - _saved_by_base(case))
     if case.num_in_base and case.on_cpu:
-        yield item("a model, read whole", 4 * sizes.held, "loading")
+        whole = 2 * sizes.held + 4 * sizes.vocabulary if case.reads_rounded else 4 * sizes.held
+        yield item("a model, read whole", whole, "loading")
     yield item("policy: moments", moment_bytes(case, case.num_trained, case.num_in_tables))
     yield item("policy: gradients", 4 * case.num_trained, "training")
     if recipe.algorithm.needs_reference and lora is None:
@@ -263,7 +270,8 @@ def _saved_by_base(case: Case) -> int:
     if not case.num_in_base or lora is None:
         return 0
     if case.engine is not None:
-        return (case.num_in_base + case.models.policy.in_experts) * itemsize
+        tables = case.num_in_tables_of_base if case.reads_rounded and case.serves_in_bfloat16 else 0
+        return (case.num_in_base + case.models.policy.in_experts + tables) * itemsize
     return case.num_in_base * itemsize - nf4_bytes(case.num_in_base) if lora.base == "nf4" else 0
 
 
@@ -373,7 +381,9 @@ def engine_items(case: Case, *, certain: bool = False) -> Iterator[Item]:
             yield Item(role=f"{name}: towers", num_bytes=4 * sizes.towers)  # the text's weights are the trainer's
         if not certain:
             yield Item(role=f"{name}: fused projections", num_bytes=copies * need.fused)
-            yield Item(role=f"{name}: KV cache", num_bytes=copies * need.kv_cache)
+            rests = case.on_cpu and not case.vllm and name == "engine" and case.is_synchronous
+            kept: When = "generating" if rests else "always"  # else the trainer's memory comes on top of it
+            yield Item(role=f"{name}: {KV_CACHE}", num_bytes=copies * need.kv_cache, when=kept)
             yield Item(role=f"{name}: recurrent states", num_bytes=copies * need.states)
             if case.on_cpu:
                 yield Item(role=f"{name}: experts of tokens", num_bytes=copies * need.routes)
