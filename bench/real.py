@@ -43,7 +43,7 @@ SHAPES = {
     "100M": {"vocab_size": 16384, "hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 12},
     "0.6B": {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28},
 }
-HEADS = {"tiny": (4, 2, 16), "100M": (12, 4, 64), "0.6B": (16, 8, 128)}
+HEADS = {"tiny": (4, 2, 32), "100M": (12, 4, 64), "0.6B": (16, 8, 128)}
 ROWS, CACHED, NEW, PROMPTS, PROMPT = 32, 200, 12, 2, 256
 
 
