@@ -197,7 +197,7 @@ def measure_all(axes: dict[str, list[Shape]], repeats: int) -> dict[Shape, Cost]
         config = json.loads((model / "config.json").read_text())
         words = len(AutoTokenizer.from_pretrained(model)(WORDS).input_ids)
         loops: dict[tuple[int, int], tuple[Loop, Talker]] = {}
-        for repeat in range(repeats + 1):
+        for _ in range(repeats):
             for shape in dict.fromkeys(itertools.chain(*axes.values())):
                 key = (shape.tasks, shape.group)
                 if key not in loops:
@@ -208,12 +208,10 @@ def measure_all(axes: dict[str, list[Shape]], repeats: int) -> dict[Shape, Cost]
                     measure(loop, shape, config)  # warms up
                 loop, talker = loops[key]
                 talker.shape = shape
-                if repeat < repeats:
-                    found[shape].append(cost := measure(loop, shape, config))
-                    print(
-                        f"  {shape}: {cost.rollouts_wall:.1f} s rollouts, {cost.training_wall:.1f} s training",
-                        flush=True,
-                    )
+                found[shape].append(cost := measure(loop, shape, config))
+                print(
+                    f"  {shape}: {cost.rollouts_wall:.1f} s rollouts, {cost.training_wall:.1f} s training", flush=True
+                )
     return {shape: median(costs) for shape, costs in found.items()}
 
 

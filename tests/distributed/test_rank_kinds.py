@@ -32,11 +32,15 @@ def both(plan, batches, *, steps=2, relative=1e-6, absolute=2e-6, **arguments):
     return expected.values
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_adapters_with_a_reference(tmp_path, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "stored"), [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")]
+)
+def test_adapters_with_a_reference(tmp_path, dtype, stored):
     """Adapters of rank 1, whose A only the first process has a part of. The reference is the policy with them switched
-    off, and is computed first: they must be trained all the same."""
+    off, and is computed first: they must be trained all the same. Of files in bfloat16 embeddings stay in it, and are
+    shared out with a norm in fp32."""
     toy = make_toy(tmp_path / "model")
+    make_model("qwen3", getattr(torch, stored)).save_pretrained(toy.folder)
     lora = {"rank": 1, "alpha": 2}
     plan = make_plan(toy, loss={"kl": "k3", "kl_coef": 0.1}, lora=lora, dtype=dtype, rate=1e-2)
     values = both(

@@ -284,7 +284,8 @@ def test_resting_gives_the_memory_of_the_cache_back() -> None:
 
 
 def test_an_engine_that_rested_samples_the_same_and_one_with_calls_does_not_rest() -> None:
-    """Break: in `rest` drop `forget_all`, so that the next call finds a prefix whose keys are gone."""
+    """Break: in `rest` drop `forget_all`, so that the next call finds a prefix whose keys are gone; or do not ask
+    whether calls run."""
     engine = make_engine(make_model("qwen3"))
     asked = request(prompt_of(40, 0), noise=3, max_tokens=12)
     (first,) = run_all(engine, [asked])
@@ -292,8 +293,10 @@ def test_an_engine_that_rested_samples_the_same_and_one_with_calls_does_not_rest
     async def twice() -> list[Generation]:
         await engine.rest()
         again = await engine.generate(asked)
-        running = asyncio.create_task(engine.generate(asked))
-        await asyncio.sleep(0)
+        running, sampled = asyncio.create_task(engine.generate(asked)), engine.stats.sampled_tokens
+        while engine.stats.sampled_tokens < sampled + 3:
+            await asyncio.sleep(0)
+        assert not running.done()
         await engine.rest()
         return [again, await running]
 

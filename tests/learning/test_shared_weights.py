@@ -134,7 +134,7 @@ def shares(loop: Any) -> bool:
 
 
 def test_trap_25_a_run_is_byte_for_byte_the_one_that_copies(tmp_path, toy_model_dir, toy_dataset):
-    """Two updates a step and an evaluation between. Red when `load` leaves KV in place for shared weights."""
+    """Two updates a step and an evaluation between. Red when neither `rest` nor `load` drops KV of shared weights."""
     found = []
     for name in ("shared", "copied"):
         resolved = resolve(settings=settings(tmp_path / name, toy_model_dir, toy_dataset))
@@ -159,3 +159,15 @@ def test_rollouts_that_run_ahead_do_not_share(tmp_path, toy_model_dir, toy_datas
     resolved = resolve(settings=settings(tmp_path, toy_model_dir, toy_dataset, **{"sync.offset": 1}))
     with open_loop(resolved, letters, None) as (loop, _):
         assert not shares(loop)
+
+
+@pytest.mark.parametrize(("ahead", "rests"), [(0, True), (1, False)])
+def test_the_engine_gives_its_cache_back_before_training_where_no_call_runs_then(
+    tmp_path, toy_model_dir, toy_dataset, ahead, rests
+):
+    """Red when `RolloutSource.train` does not let the engine rest, or does so while rollouts run ahead."""
+    resolved = resolve(settings=settings(tmp_path, toy_model_dir, toy_dataset, **{"sync.offset": ahead}))
+    with open_loop(resolved, letters, None) as (loop, _):
+        before = loop.serving.engine._scheduler.pool.layers[0].keys_SKDT.data_ptr()
+        loop.step()
+        assert (loop.serving.engine._scheduler.pool.layers[0].keys_SKDT.data_ptr() != before) == rests

@@ -15,6 +15,13 @@ KINDS = ("qwen3", "falcon_h1", "jamba", "gemma3", "gemma3n", "qwen3_moe")
 blocks, of which some have the names of other things; routers and experts. `every_family` has the others."""
 
 
+def test_a_skeleton_says_in_which_type_the_files_are_and_leaves_the_configuration_as_it_is():
+    """Break: in `skeleton` drop the copy, or the line after it is made."""
+    config = make_config("qwen3")
+    config.dtype = torch.bfloat16
+    assert skeleton(config).config.dtype == config.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("targets", [None, ("q_proj", "o_proj")])
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_and_shapes_are_those_of_the_trainers_adapters(kind, targets):

@@ -116,6 +116,8 @@ def test_the_base_exists_once_and_the_engine_serves_the_new_adapters(base):
     for name, layer in pair.policy._layers.items():
         assert layer.base_layer is served[name].base_layer
         assert isinstance(layer.base_layer, NF4Linear) == (base == "nf4")
+    mine, engines = pair.policy.module.get_input_embeddings().weight, pair.engine.weights()
+    assert mine.data_ptr() == engines["model.embed_tokens.weight"].data_ptr()
     said = []
     for version in (1, 2):
         with torch.no_grad():

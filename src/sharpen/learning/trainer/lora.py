@@ -18,7 +18,14 @@ import torch
 from safetensors.torch import save_file
 
 from sharpen.config.trainer import LoraConfig, TrainerConfig
-from sharpen.learning.trainer.model import Scorer, TrainedModel, read_frozen_module, resolve_dtype, round_frozen
+from sharpen.learning.trainer.model import (
+    Scorer,
+    TrainedModel,
+    kind_of,
+    read_frozen_module,
+    resolve_dtype,
+    round_frozen,
+)
 from sharpen.learning.trainer.packing import Pack
 from sharpen.learning.trainer.scores import PackScores
 from sharpen.learning.trainer.sharding import whole
@@ -116,7 +123,7 @@ class AdaptedModel(TrainedModel):
                 setattr(part, weight, shared)
         for name, parameter in self.module.named_parameters():
             other = weights.get(name)
-            if other is not None and not parameter.requires_grad and _kind(other) == _kind(parameter):
+            if other is not None and not parameter.requires_grad and kind_of(other) == kind_of(parameter.data):
                 parameter.data = other
 
     def write_trained(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -170,10 +177,6 @@ class AdaptedModel(TrainedModel):
         before = base.whole() if isinstance(base, NF4Linear) else whole(weight)
         merged = before + layer.scaling[ADAPTER] * (up @ down)
         return merged.to(self.compute_dtype)
-
-
-def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _weight_name(name: str, layer: Any) -> str:

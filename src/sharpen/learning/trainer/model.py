@@ -205,7 +205,7 @@ class TrainedModel:
         mine = dict(self.parameters())
         if self.adapters is not None or memory.keys() != mine.keys():
             return False
-        if any(_kind(parameter.data) != _kind(memory[name]) for name, parameter in mine.items()):
+        if any(kind_of(parameter.data) != kind_of(memory[name]) for name, parameter in mine.items()):
             return False
         for name, parameter in mine.items():
             memory[name].copy_(parameter.data)
@@ -505,12 +505,12 @@ def read_module(source: str | Path, device: torch.device) -> Any:
 
 
 def read_frozen_module(source: str | Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """Load a model whose weights will be frozen and computed in `dtype`, as `freeze` would keep it: if its files are in
-    that type, they are never in fp32. Raises `ModelError` for unsupported architectures."""
+    """Load a model whose weights will be frozen and computed in `dtype`, as `round_frozen` keeps it: if files and
+    `dtype` are bfloat16, they are never in fp32. Raises `ModelError` for unsupported architectures."""
     config = read_config(source)
     refuse_unsupported(config, str(source), "trainer")
-    if dtype == torch.float32 or stored_types(Path(source)) != {"BF16"} or not _is_plain(skeleton(config)):
-        return load_module(source, config, torch.float32, device)
+    if dtype != torch.bfloat16 or stored_types(Path(source)) != {"BF16"} or not _is_plain(skeleton(config)):
+        return read_module(source, device)
     module = load_module(source, config, dtype, device)
     for part in module.modules():
         if not isinstance(part, torch.nn.Linear | torch.nn.Embedding):
@@ -534,7 +534,8 @@ def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
     return getattr(torch, dtype)  # type: ignore[no-any-return]
 
 
-def _kind(tensor: torch.Tensor) -> tuple[type, torch.Size, torch.dtype, torch.device]:
+def kind_of(tensor: torch.Tensor) -> tuple[type, torch.Size, torch.dtype, torch.device]:
+    """Return what two tensors have in common of which one can stand in the place of the other."""
     return type(tensor), tensor.shape, tensor.dtype, tensor.device
 
 
@@ -544,12 +545,12 @@ def round_frozen(module: Any, dtype: torch.dtype) -> None:
     in fp32. An output layer tied to others stays too.
     """
     embeddings = module.get_input_embeddings()
+    table = embeddings.weight
     if keeps_table(module, dtype):
         embeddings.to(dtype)
         embeddings.register_forward_hook(_as_float)
     for layer in module.modules():
-        tied = isinstance(layer, torch.nn.Linear) and layer.weight is embeddings.weight
-        if isinstance(layer, torch.nn.Linear) and not tied and not layer.weight.requires_grad:
+        if isinstance(layer, torch.nn.Linear) and layer.weight is not table and not layer.weight.requires_grad:
             layer.to(dtype)
     for experts in experts_of(module).values():
         for weight in experts.parameters(recurse=False):

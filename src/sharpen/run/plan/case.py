@@ -104,23 +104,15 @@ class Case:
     @property
     def num_in_tables(self) -> int:
         """Of these, the number of those in embeddings and the output layer."""
-        sizes = self.models.policy
-        return 0 if self.config.trainer.lora is not None else sizes.vocabulary * (1 if sizes.tied else 2)
-
-    @property
-    def num_in_tables_of_base(self) -> int:
-        """The number of frozen parameters in embeddings and the output layer, under adapters."""
-        sizes = self.models.policy
-        return 0 if self.config.trainer.lora is None else sizes.vocabulary * (1 if sizes.tied else 2)
+        return 0 if self.config.trainer.lora is not None else self.models.policy.tables
 
     @property
     def reads_rounded(self) -> bool:
         """Whether the frozen weights are never in fp32 (`trainer.model.read_frozen_module`): a dense model, whose
         files, as its configuration says, are in the type that is computed in."""
-        sizes = self.models.policy
-        dense = not (sizes.states or sizes.experts or sizes.towers)
         in_bfloat16 = str(text_config(self.models.config).dtype).endswith("bfloat16")
-        return self.config.trainer.lora is not None and self.trains_in_bfloat16 and dense and in_bfloat16
+        computed_so = self.config.trainer.lora is not None and self.trains_in_bfloat16
+        return computed_so and in_bfloat16 and self.models.policy.is_dense
 
     @property
     def is_synchronous(self) -> bool:

@@ -83,10 +83,9 @@ def fit(case: Case, before: Settings | None = None, speedup: Speedup = bfloat16_
 def _may_round(case: Case) -> bool:
     """Whether the run may choose bfloat16: a dense model on a CPU, in one process, whose types are left open."""
     config, sizes = case.config, case.models.policy
-    dense = not (sizes.states or sizes.experts or sizes.towers)
     types = {config.trainer.dtype, *([config.engine.dtype] if case.engine is not None else [])}
     known = case.on_cpu and config.mode == "both" and case.engine in (None, "embedded") and not config.deterministic
-    return known and dense and types == {"auto"} and sizes.parameters >= LEAST_ROUNDED
+    return known and sizes.is_dense and types == {"auto"} and sizes.parameters >= LEAST_ROUNDED
 
 
 def _rounded(case: Case) -> Settings:

@@ -238,7 +238,7 @@ def _trainer_items(case: Case) -> Iterator[Item]:
     frozen = sizes.held - case.num_trained if lora is None else sizes.held
     rounded = sizes.block_linear + sizes.in_experts if lora is not None and case.trains_in_bfloat16 else 0
     if case.reads_rounded:
-        rounded += case.num_in_tables_of_base
+        rounded += sizes.tables
     yield item("policy: weights", 4 * (case.num_trained + frozen) - 2 * rounded - _saved_by_base(case))
     if case.num_in_base and case.on_cpu:
         whole = 2 * sizes.held + 4 * sizes.vocabulary if case.reads_rounded else 4 * sizes.held
@@ -270,7 +270,7 @@ def _saved_by_base(case: Case) -> int:
     if not case.num_in_base or lora is None:
         return 0
     if case.engine is not None:
-        tables = case.num_in_tables_of_base if case.reads_rounded and case.serves_in_bfloat16 else 0
+        tables = case.models.policy.tables if case.reads_rounded and case.serves_in_bfloat16 else 0
         return (case.num_in_base + case.models.policy.in_experts + tables) * itemsize
     return case.num_in_base * itemsize - nf4_bytes(case.num_in_base) if lora.base == "nf4" else 0
 
@@ -303,10 +303,9 @@ def _gathered(case: Case) -> Iterator[Item]:
     if case.num_trainers == 1 and not case.is_offloaded:
         return
     sizes = case.models.policy
-    tables = sizes.vocabulary * (1 if sizes.tied else 2)
-    layer = (sizes.parameters - tables) // sizes.num_layers
+    layer = (sizes.parameters - sizes.tables) // sizes.num_layers
     two_layers = 2 * layer * (2 if case.trains_in_bfloat16 else 4)
-    yield Item(role="gathered weights", num_bytes=4 * tables + two_layers, when="training")
+    yield Item(role="gathered weights", num_bytes=4 * sizes.tables + two_layers, when="training")
     if not case.on_cpu and not case.is_offloaded:
         yield Item(role="a model, read whole", num_bytes=4 * sizes.held, when="loading")
 

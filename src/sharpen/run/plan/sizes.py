@@ -51,6 +51,16 @@ class Sizes:
         """All parameters of the checkpoint."""
         return self.parameters + self.towers
 
+    @property
+    def tables(self) -> int:
+        """Those of embeddings and output layer."""
+        return self.vocabulary * (1 if self.tied else 2)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it has neither recurrent layers nor experts nor towers."""
+        return not (self.states or self.experts or self.towers)
+
     def kv_bytes(self, itemsize: int) -> int:
         """Return the bytes of keys and values of one position, in all layers that keep any."""
         return self.kv_values * itemsize
