@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -96,7 +97,9 @@ def _make_plan(arguments: argparse.Namespace) -> tuple[Plan, str]:
     fitted = fit(Case(recipe=recipe, models=models, hardware=hardware, workload=workload, engine=engine))
     config = fitted.case.config
     project = Path(config.checkpoint_root_dir) / config.project
-    found = plan(fitted.case, time=step_time(fitted.case, project.iterdir() if project.is_dir() else ()))
+    found = plan(fitted.case)
+    if found.fits:
+        found = replace(found, time=step_time(fitted.case, project.iterdir() if project.is_dir() else ()))
     return found, fitted.line(found.places)
 
 
@@ -173,6 +176,8 @@ def _place_lines(place: DeviceMemory, width: int) -> Iterator[str]:
 
 
 def _time_lines(plan: Plan, width: int) -> Iterator[str]:
+    if not plan.fits:
+        return
     if plan.time is None:
         yield "time of a step: unknown until a run with these settings has measured it"
         return

@@ -57,7 +57,7 @@ def test_the_seconds_of_a_step_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.123, "0.12 s"), (42.4, "42 s"), (150, "2 minutes"), (7200, "2.0 hours")]
+    ("seconds", "text"), [(0.123, "0.12 s"), (42.4, "42 s"), (150, "2.5 minutes"), (7200, "2.0 hours")]
 )
 def test_times_in_words(seconds: float, text: str) -> None:
     assert about(seconds) == text

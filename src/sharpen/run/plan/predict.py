@@ -94,6 +94,8 @@ def about(seconds: float) -> str:
     """Return a time in words: seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.2g} s"
+    if seconds < 600:
+        return f"{seconds / 60:.2g} minutes"
     return f"{seconds / 60:.0f} minutes" if seconds < 100 * 60 else f"{seconds / 3600:.1f} hours"
 
 

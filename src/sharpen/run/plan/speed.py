@@ -12,6 +12,7 @@ on top, so that models below `LEAST_PARAMETERS` get no such figure.
 from __future__ import annotations
 
 import asyncio
+import functools
 import tempfile
 import time
 from collections.abc import Callable
@@ -174,14 +175,8 @@ def _train(case: Case, sample: _Sample, folder: Path) -> dict[str, float]:
         return replace(own, ids_T=own.ids_T + number + 1)
 
     packed = pack([sequence(number) for number in range(sample.sequences)], sample.tokens)
-    recipe = case.recipe
-    is_rollout = isinstance(recipe, RolloutRecipe)
-    by_entropy = is_rollout and recipe.algorithm.needs_entropy
-
-    def sequence(number: int) -> Experience:
-        """One that has nothing in common with the others."""
-        own = blank(sample.length, sample.loss_of_each, str(number))
-        return replace(own, ids_T=own.ids_T + number + 1)
+    algorithm = case.recipe.algorithm if isinstance(case.recipe, RolloutRecipe) else None
+    by_entropy = algorithm is not None and algorithm.needs_entropy
 
     def train() -> None:
         for part in packed:
@@ -194,7 +189,7 @@ def _train(case: Case, sample: _Sample, folder: Path) -> dict[str, float]:
             model.score(part)
 
     seconds = {"trained": _fastest(train)}
-    if is_rollout and recipe.algorithm.needs_reference:
+    if algorithm is not None and algorithm.needs_reference:
         seconds["compared"] = _fastest(compare)
     return seconds
 
@@ -226,7 +221,7 @@ def _generate(case: Case, sample: _Sample, folder: Path) -> dict[str, float]:
 
     firsts = iter(range(2, 2 + _TURNS))
     prompt_s = _fastest(lambda: generate(next(firsts), 1, 1))
-    few, many = (_fastest(lambda new=new: generate(2, rows, new)) for new in (2, 2 + _STEPS))
+    few, many = (_fastest(functools.partial(generate, 2, rows, new)) for new in (2, 2 + _STEPS))
     asyncio.run(engine.close())
     return {"prompt": prompt_s, "decode": max(0.0, many - few) / _STEPS}
 
