@@ -167,21 +167,24 @@ def test_a_large_vocabulary_is_scored_in_chunks():
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("softcap", [None, 3.0])
-def test_gradients_of_chunks_are_those_of_the_whole_matrix(entropy_gradient, softcap):
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gradients_of_chunks_are_those_of_the_whole_matrix(entropy_gradient, softcap, frozen):
     """Temperatures, rows with several entries, a mask of allowed tokens, a bias, a factor and a soft cap.
 
-    Break: in `_Chunk.backward` leave out the entropy, the temperature or a second entry of a row.
+    Break: in `_Chunk.backward` leave out the entropy, the temperature or a second entry of a row; in `_FrozenChunk` the
+    temperature, the factor, `number_E`, or the second `index_fill_`.
     """
     generator = torch.Generator().manual_seed(0)
     layer = torch.nn.Linear(8, 70, dtype=torch.float64)
+    layer.requires_grad_(not frozen)
     head = OutputLayer(embeddings=layer, factor=0.5, softcap=softcap)
     hidden_RC = torch.randn(7, 8, generator=generator, dtype=torch.float64)
     temperatures_R = torch.linspace(0.5, 2.0, 7, dtype=torch.float64)
-    row_E, targets_E = np.array([0, 6, 1, 2, 3, 4, 5, 3]), np.array([1, 0, 33, 69, 40, 50, 63, 41])
+    row_E, targets_E = np.array([0, 6, 1, 2, 3, 4, 5, 3, 3]), np.array([1, 0, 33, 69, 40, 50, 63, 41, 41])
     masks_MW = torch.full((1, 3), -1, dtype=torch.int32)
     masks_MW[0, 0] = 0b1010
     masks = RowMasks(mask_R=np.array([0, -1, -1, -1, -1, -1, -1]), masks_MW=masks_MW)
-    weights_E = torch.randn(2, 8, generator=generator, dtype=torch.float64)
+    weights_E = torch.randn(2, 9, generator=generator, dtype=torch.float64)
 
     def scored(max_logits: int) -> list[torch.Tensor]:
         layer.zero_grad()
@@ -191,7 +194,8 @@ def test_gradients_of_chunks_are_those_of_the_whole_matrix(entropy_gradient, sof
         )
         assert found[1].requires_grad == entropy_gradient
         (found[0] * weights_E[0] + found[1] * weights_E[1]).sum().backward()
-        return [*(one.detach() for one in found), own_RC.grad, layer.weight.grad.clone(), layer.bias.grad.clone()]
+        trained = [] if frozen else [layer.weight.grad.clone(), layer.bias.grad.clone()]
+        return [*(one.detach() for one in found), own_RC.grad, *trained]
 
     for whole, chunked in zip(scored(1000), scored(3 * 70), strict=True):
         torch.testing.assert_close(chunked, whole, atol=1e-13, rtol=1e-12)

@@ -51,6 +51,13 @@ class OutputLayer:
         """The size of the vocabulary."""
         return int(self.embeddings.weight.shape[0])
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it is a plain product with embeddings that get no gradient: that of logit v is `factor` times theirs."""
+        layer = self.embeddings
+        trained = any(parameter.requires_grad for parameter in layer.parameters())
+        return type(layer) is torch.nn.Linear and self.softcap is None and not trained
+
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
         """Return the logits (R, V), in fp32 where that costs nothing extra."""
         logits_RV = output_logits(self.embeddings, hidden_RC)

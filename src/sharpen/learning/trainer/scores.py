@@ -4,6 +4,7 @@ In: hidden states at a pack's rows, output embeddings. Out: logprob, entropy and
 divergence from another model or a statistic of its distribution. Logits are the largest tensors of training, so their
 number is limited: beyond the limit they are computed in chunks, and again in the backward pass. The gradient of a
 chunk of a model alone is written out (`_Chunk`): it needs one matrix of the chunk's size, where autograd keeps four.
+With a frozen output layer it is prepared while the logits are there (`_FrozenChunk`), and they are computed once.
 
 Shape suffixes: E loss entries, R rows (distinct hidden state, temperature and mask), V vocabulary, C hidden size.
 """
@@ -108,7 +109,9 @@ def score_rows(
         other = None if compared is None else compared.rows(start, stop)
         options = (entropy_gradient, other, statistic, None if masks is None else masks.chunk(start, stop))
         if num_rows > chunk and torch.is_grad_enabled():
-            if compared is None and statistic is None:
+            if compared is None and statistic is None and not entropy_gradient and head.is_frozen:
+                parts.append(_FrozenChunk.apply(head, options[-1], *inputs))  # type: ignore[no-untyped-call]
+            elif compared is None and statistic is None:
                 parts.append(_Chunk.apply(head, entropy_gradient, options[-1], *inputs, *_trained(head)))  # type: ignore[no-untyped-call]
             else:
                 parts.append(checkpoint(_score_chunk, head, *inputs, *options, use_reentrant=False))
@@ -227,6 +230,57 @@ class _Chunk(torch.autograd.Function):
                 grad_RV /= temperatures_R.to(grad_RV.dtype)[:, None]
         grads = torch.autograd.grad(logits_RV, (hidden_RC, *trained), grad_RV.to(logits_RV.dtype))
         return None, None, None, grads[0], None, None, None, *grads[1:]
+
+
+class _FrozenChunk(torch.autograd.Function):
+    """`_score_chunk` of a model alone, whose output layer gets no gradient. Only matrices as small as its hidden states
+    are kept until the backward pass.
+
+    With probabilities p of a row, at temperature T, and w the gradients of its logits: the gradient of log p of its
+    entry e is (w_e - sum of p w) / T. The sum of all ids but the row's targets is rounded as a product is; what the
+    targets have of it is taken from w_e in fp32, since 1 - p of a sure token would be lost in that rounding.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        head: OutputLayer,
+        masks: tuple[torch.Tensor, torch.Tensor] | None,
+        hidden_RC: torch.Tensor,
+        temperatures_R: torch.Tensor | None,
+        row_E: torch.Tensor,
+        targets_E: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            own_RC = hidden_RC.detach().requires_grad_()
+            logits_RV = head.logits(own_RC)
+        logprobs_RV = _tempered(logits_RV.detach(), temperatures_R, masks).log_softmax(dim=-1)
+        entropy_R, varentropy_R, below_E = _moments(logprobs_RV, row_E, targets_E)
+        at_E = row_E * head.num_ids + targets_E
+        logprobs_E = logprobs_RV.view(-1)[at_E]
+        others = logprobs_RV.exp_().view(-1)
+        number_E = others.index_fill_(0, at_E, 0.0).index_add_(0, at_E, torch.ones_like(logprobs_E))[at_E]
+        others_RV = others.index_fill_(0, at_E, 0.0).view_as(logprobs_RV).to(logits_RV.dtype)
+        (others_RC,) = torch.autograd.grad(logits_RV, own_RC, others_RV)
+        own_EC = head.embeddings.weight.detach()[targets_E] * head.factor
+        share_E = logprobs_E.exp() / number_E  # entries of a row may have the same target
+        ctx.save_for_backward(others_RC.to(logits_RV.dtype), own_EC, share_E, temperatures_R, row_E)
+        ctx.dtype = hidden_RC.dtype
+        found = logprobs_E, entropy_R[row_E], varentropy_R[row_E], below_E
+        ctx.mark_non_differentiable(*found[1:])
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_E: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+        """See the formula of the class."""
+        others_RC, own_EC, share_E, temperatures_R, row_E = ctx.saved_tensors
+        sum_R = grad_E.new_zeros(len(others_RC)).index_add_(0, row_E, grad_E)
+        factor_E = grad_E - sum_R[row_E] * share_E
+        grad_RC = (others_RC * -sum_R[:, None]).index_add_(0, row_E, own_EC * factor_E[:, None])
+        if temperatures_R is not None:
+            grad_RC /= temperatures_R.to(grad_RC.dtype)[:, None]
+        return None, None, grad_RC.to(ctx.dtype), None, None, None
 
 
 def _moments(
