@@ -265,8 +265,10 @@ def _logprobs_and_gradients(policy: AdaptedModel, experiences) -> list[torch.Ten
 
 
 def test_gradient_checkpointing_computes_again_and_changes_no_gradient():
-    """Broken once: `module.eval()` after the adapters are put in switched checkpointing off, so one pass, not two."""
-    gradients, passes = [], []
+    """Broken once: `module.eval()` after the adapters are put in switched checkpointing off, so one pass, not two.
+    The frozen product that a block ends with is needed by no gradient, and is not computed again.
+    """
+    gradients, passes, last = [], [], []
     for recompute in (False, True):
         policy = adapt(make_model("qwen3"))
         if recompute:
@@ -282,11 +284,16 @@ def test_gradient_checkpointing_computes_again_and_changes_no_gradient():
         seen: list[bool] = []
         layer = policy.module.model.layers[0].self_attn.q_proj
         layer.register_forward_hook(lambda module, inputs, output, seen=seen: seen.append(module.training))
+        ended: list[bool] = []
+        down = policy.module.model.layers[0].mlp.down_proj.base_layer
+        down.register_forward_hook(lambda module, inputs, output, ended=ended: ended.append(True))
         objective(packed_logprobs(policy, make_experiences())).backward()
         gradients.append({name: parameter.grad for name, parameter in policy.parameters()})
         passes.append(len(seen))
+        last.append(len(ended))
         assert not any(seen)
     assert passes[1] == 2 * passes[0]
+    assert last[1] == last[0] == passes[0]
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, atol=1e-12, rtol=1e-9)
 

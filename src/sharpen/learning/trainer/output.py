@@ -53,7 +53,7 @@ class OutputLayer:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether it is a plain product with embeddings that get no gradient: that of logit v is `factor` times theirs."""
+        """Whether it is a plain product with embeddings that get no gradient."""
         layer = self.embeddings
         trained = any(parameter.requires_grad for parameter in layer.parameters())
         return type(layer) is torch.nn.Linear and self.softcap is None and not trained
