@@ -242,7 +242,7 @@ def test_gaps_are_a_share_of_what_is_held(folder: Path) -> None:
     a cache comes from the system."""
     for hardware, shares in (
         (gpu(16), {"always": 0.05, "training": 0.05, "generating": 0.05}),
-        (CPU, {"training": 0.45}),
+        (CPU, {"training": 0.45, "comparing": 0.45}),
     ):
         (place,) = planned(folder, {"engine.dtype": "float32"}, hardware).places
         gapless = (GAPS, "engine: KV cache") if hardware is CPU else (GAPS,)

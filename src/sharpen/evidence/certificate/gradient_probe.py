@@ -27,15 +27,16 @@ import torch
 from sharpen.config.run import RunConfig
 from sharpen.errors import GradientError, ModelError
 from sharpen.evidence.certificate.likeness import FACTOR, SEVERAL, Gap, compare_gradients, in_words
+from sharpen.evidence.certificate.plain.begin import PlainStep
 from sharpen.evidence.certificate.plain.credit import EntropyClip
 from sharpen.evidence.certificate.plain.loss_rules import LossRules
-from sharpen.evidence.certificate.plain.model import PlainModel, PlainSequence
+from sharpen.evidence.certificate.plain.model import PlainModel, PlainSequence, may_be_read_by_blocks
 from sharpen.evidence.certificate.plain.optimizers import Rates, State
 from sharpen.evidence.certificate.plain.quantized import FourBits
-from sharpen.evidence.certificate.plain.saved_state import num_weights
+from sharpen.evidence.certificate.plain.saved_state import num_weights, sizes_of
 from sharpen.evidence.certificate.plain.steps import episodes, row_loss, without_formula, without_gradient
 from sharpen.evidence.certificate.plain.teacher import Teaching, num_ids_of_teacher, teacher_folder
-from sharpen.evidence.certificate.plain.update import PlainStep, compute_gradients
+from sharpen.evidence.certificate.plain.update import compute_gradients
 from sharpen.evidence.certificate.probe_batch import (
     LONGEST,
     SHORTEST,
@@ -77,11 +78,12 @@ _NOT_MADE = Rates(
 """The rates of the update, whose gradient alone is wanted."""
 WHOLE = 5 * 10**7
 """Weights of a model that the plain loop holds whole, which is faster; a larger one is read block by block."""
-_OWN_BYTES, _OF_COMPARED = 12, 24
-"""Bytes for each weight of a model that is held whole, in the higher precision and as it is loaded; and for each weight
-whose gradient is compared: a copy, and the trainer's gradient and those in both precisions."""
 _TRAINER_BYTES = 8
-"""Those of a trainer that holds its weights and their gradients."""
+"""Bytes for each weight of a trainer that holds its weights and their gradients."""
+_BLOCKS, _BESIDE = 4, 400 * 2**20
+"""Of a model that is read block by block, how many times a block's size is taken: its weights as they are, with their
+adapters, as they are rounded, and a gradient. And what is taken beside it: logits, activations, gaps between
+allocations."""
 MOST_COMPARED = 2 * 10**8
 """Weights whose gradients are compared at most, of a larger model those of some blocks."""
 _USUAL_WORK, _MOST_WORK = 10**11, 2 * 10**12
@@ -213,8 +215,8 @@ def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, 
     except ModelError as error:
         return str(error)
     weights, free = num_weights(folder), available_bytes() if free is None else free
-    needed = (_OWN_BYTES + (0 if trainer_is_loaded else _TRAINER_BYTES)) * weights
-    needed += 0 if teacher is None else _OWN_BYTES * num_weights(teacher)
+    needed = _least_bytes(folder) + (0 if teacher is None else _least_bytes(teacher))
+    needed += 0 if trainer_is_loaded else _TRAINER_BYTES * weights
     cases = {
         "the model's files are not safetensors": not weights,
         f"a plain loop of {weights / 1e9:.1f} billion weights takes minutes on a processor": weights
@@ -224,6 +226,28 @@ def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, 
     }
     reasons += [reason for reason, applies in cases.items() if applies]
     return reasons[0] if reasons else ""
+
+
+def probe_bytes(weights: int, block: int, compared: int, *, rounded: bool) -> int:
+    """Return how much memory a probe takes beside the trainer, in bytes, of a model with so many `weights`, of which
+    the largest block has `block` (0: it is held whole, as a small one is). `compared` of them train, if all weights
+    train; what a run in bfloat16 rounds is computed in float32, else in float64."""
+    each = 4 if rounded else 8
+    held = _BLOCKS * each * block + _BESIDE if block and weights > WHOLE else each * weights
+    return held + (8 + 2 * each) * min(compared, MOST_COMPARED)
+
+
+def _least_bytes(folder: Path) -> int:
+    """What a model takes before any gradient is compared, at most."""
+    blocks: dict[int, int] = {}
+    for name, count in sizes_of(folder).items():
+        blocks[_block(name)] = blocks.get(_block(name), 0) + count
+    largest = (
+        0
+        if not may_be_read_by_blocks(folder)
+        else max((count for block, count in blocks.items() if block >= 0), default=0)
+    )
+    return probe_bytes(sum(blocks.values()), largest, 0, rounded=False)
 
 
 class _Plain:
@@ -241,13 +265,17 @@ class _Plain:
         self._rows = learns_from_rows(config.algorithm)
         self._kind: Kind = "rollouts" if not self._rows else "rows" if row_loss(config)[1] is None else "pairs"
         self._rounded: PlainModel | None = self._load(exact=False)
+        needed = probe_bytes(num_weights(folder), 0, 0, rounded=False)
+        if self._by_blocks and self._rounded.is_whole and needed > free:
+            raise ModelError(f"its weights cannot be read block by block, and whole take {needed / 2**30:.1f} GiB")
         named = dict(self._rounded.module.named_parameters())
         sizes = {name: named[name].numel() for name in self._rounded.trained_names()}
         if at.rounded and not self._rows and EntropyClip.of(Rules.of(config)) is not None:
             raise ModelError("in bfloat16 rounding decides which tokens lose their advantage")
         if strange := sorted(name for name in at.names if _plain_name(name) not in sizes):
             raise ModelError(f"transformers' model of its text has no {strange[0]}")
-        room = min(MOST_COMPARED, (free - _OWN_BYTES * sum(sizes.values())) // _OF_COMPARED)
+        each = 16 if at.rounded else 24  # as in `probe_bytes`
+        room = min(MOST_COMPARED, (free - _least_bytes(folder)) // each)
         self.compared = frozenset(at.weights) if at.weights else some_blocks(sizes, room)
         if not self.compared:
             raise ModelError(f"the gradients of a block do not fit into {free / 2**30:.1f} GiB of memory")

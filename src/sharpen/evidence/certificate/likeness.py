@@ -186,8 +186,8 @@ def _only(tensors: Mapping[str, torch.Tensor], names: Collection[str]) -> dict[s
 def _norm(tensor: torch.Tensor, less: torch.Tensor | None = None) -> float:
     """Return the length of a tensor, or of its difference from another, in double precision: in parts, so that nothing
     of the size of a table is made."""
-    parts = tensor.flatten().split(_PART)
-    others = [None] * len(parts) if less is None else less.flatten().split(_PART)
+    parts = torch.split(tensor.flatten(), _PART)
+    others = [None] * len(parts) if less is None else torch.split(less.flatten(), _PART)
     lengths = [
         (one.double() if other is None else one.double() - other.double()).norm()
         for one, other in zip(parts, others, strict=True)

@@ -117,7 +117,7 @@ class Blocks:
         def compute(ids: Tensor, *args: Any, **kwargs: Any) -> Any:
             if name in self._of_pass:
                 return whole(ids, *args, **kwargs)
-            own_VC, rows = self._files.read([name])[name], ids.unique()
+            own_VC, rows = self._files.read([name])[name], torch.unique(ids)
             kind = np.float64 if self._dtype == torch.float64 else np.float32
             table_VC = torch.from_numpy(np.zeros(own_VC.shape, kind))  # its rows take no memory until they are written
             table_VC[rows] = own_VC[rows].to(self._dtype)

@@ -82,14 +82,14 @@ class PlainModel:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         sees = hasattr(config, "vision_config")
         kind: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-        files = Files(folder) if by_blocks else None
+        files = Files(folder) if by_blocks and may_be_read_by_blocks(folder) else None
         module = _load(kind, folder, config, None if files is None else files.dtype)
         self._pictures = Pictures(folder, module) if sees else None
         self.module = module.eval().requires_grad_(False)
         self.num_experts = num_experts_of(module.config)
         self.dtype, self._rounded, self._scale, self._four_bits = dtype, rounded, adapter_scale, four_bits
         self._blocks: Blocks | None = None
-        if files is not None and files.dtype is not None and not sees and self.num_experts is None:
+        if files is not None:
             with suppress(ValueError):
                 self._blocks = Blocks(module, files, dtype, self._made)
         for tensor in (*(() if self._blocks else module.parameters()), *module.buffers()):
@@ -98,6 +98,11 @@ class PlainModel:
         ends = (module.get_input_embeddings(), module.get_output_embeddings())
         self.tables = {name for name, own in module.named_parameters() if any(own is end.weight for end in ends)}
         self._frozen: dict[str, Tensor | InFourBits] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all weights are in memory."""
+        return self._blocks is None
 
     def trained_names(self) -> list[str]:
         """Return the names of all weights, tied ones once; of a model that sees images, those of its text."""
@@ -177,7 +182,7 @@ class PlainModel:
                 return own.to(self.dtype)
             case (weight,):
                 return weight.to(self.dtype)
-            case (up, down):
+            case (up, down) if self._scale is not None:
                 return torch.addmm(self._unadapted(name, own), up, down, alpha=self._scale)
         raise AssertionError(name)
 
@@ -190,6 +195,15 @@ class PlainModel:
             self._frozen[name] = kept if self._blocks else kept.values().to(self.dtype)
         found = self._frozen[name]
         return found.values().to(self.dtype) if isinstance(found, InFourBits) else found
+
+
+def may_be_read_by_blocks(folder: Path) -> bool:
+    """Whether a model is a text model without experts, whose files have one type; only its modules tell whether its
+    weights are in blocks, under their own names."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    return not hasattr(config, "vision_config") and num_experts_of(config) is None and Files(folder).dtype is not None
 
 
 def _load(kind: Any, folder: Path, config: Any, stored: torch.dtype | None) -> Any:

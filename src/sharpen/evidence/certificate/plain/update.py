@@ -12,13 +12,13 @@ Shape suffix: S tokens of a sequence that carry loss.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 
 import torch
 
 from sharpen.evidence.certificate.plain.balance import add_balance
-from sharpen.evidence.certificate.plain.credit import Credit, EntropyClip, Episodes, Tokens, assign, entropy_terms
+from sharpen.evidence.certificate.plain.begin import Begun, PairLoss, PlainStep, Scored, begin, logprobs
 from sharpen.evidence.certificate.plain.loss_rules import LossRules
 from sharpen.evidence.certificate.plain.losses import (
     ExpertLoss,
@@ -29,40 +29,11 @@ from sharpen.evidence.certificate.plain.losses import (
     policy_loss,
 )
 from sharpen.evidence.certificate.plain.model import PlainModel, PlainSequence
-from sharpen.evidence.certificate.plain.optimizers import Rates, State, adamw
+from sharpen.evidence.certificate.plain.optimizers import State, adamw
 from sharpen.evidence.certificate.plain.teacher import Teaching
 
 Tensor = torch.Tensor
 Tensors = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairLoss:
-    """DPO's loss of the two answers of a row, of advantage 1 and -1."""
-
-    beta: float = 0.1
-    smoothing: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainStep:
-    """A step: its updates with their sequences, each rollout's calls one after the other, repeated `epochs` times.
-    `pairs`: rows are pairs of answers. `episodes`: advantages are a critic's. `entropy_clip` leaves tokens out;
-    `teaching` is by another model. `lessons` are an expert's rows in each update, with the loss `expert`. `balance` is
-    the coefficient of the balance loss of experts, 0 for none."""
-
-    updates: Sequence[Sequence[PlainSequence]]
-    epochs: int
-    loss: LossRules
-    rates: Rates
-    pairs: PairLoss | None = None
-    episodes: Episodes | None = None
-    critic_rates: Rates | None = None
-    entropy_clip: EntropyClip | None = None
-    teaching: Teaching | None = None
-    lessons: Sequence[Sequence[PlainSequence]] = ()
-    expert: ExpertLoss | None = None
-    balance: float = 0.0
 
 
 def make_steps(
@@ -82,7 +53,7 @@ def compute_gradients(
     """Return the gradients of a step's only update, which is not made, for the policy and for the critic. `state` must
     be in the precision of the model; a weight without a gradient is missing. For the others see `make_steps`."""
     (update,) = step.updates
-    begun = _begin(model, state, step, reference, teacher)
+    begun = begin(model, state, step, reference, teacher)
     weights = _trainable(state.weights)
     _backward_update(model, step, begun, update, (), weights, teacher)
     of_policy = {name: one.grad for name, one in weights.items() if one.grad is not None}
@@ -98,7 +69,7 @@ def compute_gradients(
 def _make_step(
     model: PlainModel, state: State, step: PlainStep, reference: Tensors, teacher: PlainModel | None
 ) -> None:
-    begun = _begin(model, state, step, reference, teacher)
+    begun = begin(model, state, step, reference, teacher)
     rules, apart = begun.rules, list[Tensor]()
     for _ in range(step.epochs):
         for update, lessons in zip_longest(step.updates, step.lessons, fillvalue=()):
@@ -128,45 +99,10 @@ def _trainable(weights: Tensors) -> dict[str, Tensor]:
     return {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """What is known before a step's first update: its loss, and each sequence by its `id`."""
-
-    rules: LossRules
-    scored: Mapping[int, _Scored]
-
-
-def _begin(model: PlainModel, state: State, step: PlainStep, reference: Tensors, teacher: PlainModel | None) -> _Begun:
-    rules = step.loss if state.kl_coef is None else replace(step.loss, kl_coef=state.kl_coef)
-    sequences = [one for update in step.updates for one in update]
-    needs_reference = rules.kl != "none" or step.pairs is not None
-    unknown: Sequence[Tensor | None] = [None] * len(sequences)
-    known, before, values = unknown, unknown, None
-    if needs_reference:
-        known = _logprobs(model, [replace(one, routes_TLK=None) for one in sequences], reference)
-    if rules.behaviour != "none":
-        before = _logprobs(model, sequences, state.weights)
-    if state.critic is not None:
-        with torch.no_grad():
-            values = [one for some in model.groups(sequences) for one in model.values(some, state.critic.weights)]
-    credits = assign(
-        [_tokens(one, known_S, rules) for one, known_S in zip(sequences, known, strict=True)], values, step.episodes
-    )
-    if step.teaching is not None and step.teaching.by_sample:
-        credits = _taught(credits, sequences, step.teaching, teacher)
-    if step.entropy_clip is not None:
-        credits = _clipped(credits, sequences, step.entropy_clip, model, state.weights)
-    scored = {
-        id(one): _Scored(one, credit, known_S, before_S)
-        for one, credit, known_S, before_S in zip(sequences, credits, known, before, strict=True)
-    }
-    return _Begun(rules, scored)
-
-
 def _backward_update(
     model: PlainModel,
     step: PlainStep,
-    begun: _Begun,
+    begun: Begun,
     update: Sequence[PlainSequence],
     lessons: Sequence[PlainSequence],
     weights: Tensors,
@@ -186,64 +122,6 @@ def _backward_update(
     if step.teaching is not None and not step.teaching.by_sample:
         _backward_taught(model, update, weights, step.teaching, teacher)
     return apart
-
-
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """A sequence with what is known of it before the step's first update (each of shape S)."""
-
-    sequence: PlainSequence
-    credit: Credit
-    reference_S: Tensor | None
-    before_S: Tensor | None
-
-
-def _logprobs(model: PlainModel, sequences: Sequence[PlainSequence], weights: Tensors) -> list[Tensor]:
-    """The logprobs of each sequence's tokens (S), without a gradient."""
-    with torch.no_grad():
-        return [logprobs_S for some in model.groups(sequences) for logprobs_S, _ in model.logprobs(some, weights)]
-
-
-def _tokens(one: PlainSequence, reference_S: Tensor | None, rules: LossRules) -> Tokens:
-    """What the credit of a sequence's tokens is made of."""
-    divergence_S = torch.zeros(len(one.places_S), dtype=torch.float64)
-    if rules.kl_in_reward and reference_S is not None:
-        recorded_S = one.recorded_S.to(reference_S)
-        divergence_S = divergence(rules, recorded_S, reference_S, recorded_S).double()
-    return Tokens(owner=one.owner, advantage=one.advantage, divergence_S=divergence_S, coefficient=rules.kl_coef)
-
-
-def _clipped(
-    credits: Sequence[Credit],
-    sequences: Sequence[PlainSequence],
-    clip: EntropyClip,
-    model: PlainModel,
-    weights: Tensors,
-) -> list[Credit]:
-    """The credits without the advantages of tokens that the clip leaves out."""
-    terms = []
-    for some in model.groups(sequences):
-        with torch.no_grad():
-            for one, logprobs_SV in zip(some, model.distributions(some, weights), strict=True):
-                falls_SV, means_S = entropy_terms(logprobs_SV)
-                terms.append((one.of_tokens(falls_SV), means_S))
-    left_out = clip.left_out([credit.advantages_S for credit in credits], terms)
-    return [
-        replace(credit, advantages_S=credit.advantages_S * ~left_S)
-        for credit, left_S in zip(credits, left_out, strict=True)
-    ]
-
-
-def _taught(
-    credits: Sequence[Credit], sequences: Sequence[PlainSequence], teaching: Teaching, teacher: PlainModel | None
-) -> list[Credit]:
-    """The credits with the teacher's part."""
-    assert teacher is not None
-    of_teacher = _logprobs(teacher, [replace(one, routes_TLK=None) for one in sequences], {})
-    return [
-        replace(credit, advantages_S=credit.advantages_S + teaching.advantages(teacher_S, one.recorded_S).double())
-        for credit, one, teacher_S in zip(credits, sequences, of_teacher, strict=True)
-    ]
 
 
 def _backward_taught(
@@ -280,7 +158,7 @@ def _backward_sum(losses: Iterable[Tensor]) -> None:
 
 
 def _backward(
-    model: PlainModel, part: Sequence[_Scored], weights: Tensors, rules: LossRules, share: float
+    model: PlainModel, part: Sequence[Scored], weights: Tensors, rules: LossRules, share: float
 ) -> list[Tensor]:
     """Add the gradient of an update to the weights; the policy loss counts `share`. Return the divergence from the
     reference, token by token."""
@@ -293,11 +171,11 @@ def _backward(
     return apart
 
 
-def _kept(model: PlainModel, part: Sequence[_Scored], weights: Tensors, rules: LossRules) -> list[Tensor]:
+def _kept(model: PlainModel, part: Sequence[Scored], weights: Tensors, rules: LossRules) -> list[Tensor]:
     """Return for each sequence of an update which of its tokens (S) the policy loss trains."""
     if rules.policy_loss != "m2po":
         return [torch.ones(len(one.sequence.places_S), dtype=torch.bool) for one in part]
-    now = _logprobs(model, [one.sequence for one in part], weights)
+    now = logprobs(model, [one.sequence for one in part], weights)
     pairs = [
         (one.credit.advantages_S, now_S - _recorded(one.sequence, now_S)) for one, now_S in zip(part, now, strict=True)
     ]
@@ -310,7 +188,7 @@ def _recorded(one: PlainSequence, now_S: Tensor) -> Tensor:
 
 
 def _loss(
-    one: _Scored, kept_S: Tensor, now_S: Tensor, entropy_S: Tensor, rules: LossRules, share: float
+    one: Scored, kept_S: Tensor, now_S: Tensor, entropy_S: Tensor, rules: LossRules, share: float
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of a sequence's tokens, weighted, and their divergence from the reference."""
     recorded_S = _recorded(one.sequence, now_S)
@@ -330,11 +208,11 @@ def _loss(
 
 
 def _backward_pairs(
-    model: PlainModel, part: Sequence[_Scored], weights: Tensors, rules: LossRules, loss: PairLoss
+    model: PlainModel, part: Sequence[Scored], weights: Tensors, rules: LossRules, loss: PairLoss
 ) -> list[Tensor]:
     """Add the gradient of an update on pairs: the mean over pairs of DPO's loss (arXiv 2305.18290, equation 7), and of
     the KL term over all tokens."""
-    pairs: dict[str, list[_Scored]] = {}
+    pairs: dict[str, list[Scored]] = {}
     for one in part:
         pairs.setdefault(one.sequence.owner, []).append(one)
     num_tokens = sum(len(one.sequence.places_S) for one in part)
@@ -357,7 +235,7 @@ def _backward_pairs(
     return []
 
 
-def _backward_critic(model: PlainModel, part: Sequence[_Scored], weights: Tensors, step: PlainStep) -> None:
+def _backward_critic(model: PlainModel, part: Sequence[Scored], weights: Tensors, step: PlainStep) -> None:
     """Add the gradient of the critic's update: of half the squared distance to the returns, a mean over the update's
     tokens, of the value or of the value bounded near the one before the step, whichever is larger."""
     assert step.episodes is not None
