@@ -50,7 +50,7 @@ from sharpen.evidence.certificate.probe_batch import (
 )
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.learning.algorithm.supervised import learns_from_rows
-from sharpen.machine import available_bytes
+from sharpen.machine import available_bytes, return_freed_bytes
 from sharpen.models.files import quiet_transformers
 from sharpen.types import Experience
 
@@ -171,10 +171,18 @@ def probe_gradients(
 ) -> GradientProbe:
     """Compare the trainer's gradient with the plain loop's. `folder` has the weights that the trainer now has, and
     `reference` those before training, if they are others; `free` is the memory that the probe may take, in bytes (None:
-    what is free)."""
+    what is free), and `whole` the most weights of a model that the plain loop holds at once."""
+    try:
+        return _probed(config, folder, trainer, reference, available_bytes() if free is None else free, whole)
+    finally:
+        return_freed_bytes()
+
+
+def _probed(
+    config: RunConfig, folder: Path, trainer: ProbedTrainer, reference: Path | None, free: int, whole: int
+) -> GradientProbe:
     began = time.perf_counter()
     quiet_transformers()
-    free = available_bytes() if free is None else free
     if reason := reason_against(config, folder, free=free):
         return GradientProbe(not_probed=reason)
     with torch.random.fork_rng(devices=[]):
