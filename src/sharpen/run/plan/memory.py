@@ -14,8 +14,8 @@ needs most. The rules follow the code:
                                     they share, in recurrent layers
     engine                          its weights in its own type, or the trainer's if both can share them; keys and
                                     values of the slots in use, recurrent states and their snapshots, within the budget;
-                                    in one process on a CPU, keys and values are given back before training, and are
-                                    counted there in place of what the allocator keeps of it
+                                    in one process on a CPU, keys and values are given back before training, and what
+                                    that has freed is given back before there are any again
 
 Several trainer processes share weights, gradients and moments between them (FSDP2), but not activations; with
 `cpu_offload` these are in the host's memory. An engine over several GPUs splits its weights and KV cache among them.
@@ -394,10 +394,8 @@ def engine_items(case: Case, *, certain: bool = False) -> Iterator[Item]:
             yield Item(role=f"{name}: towers", num_bytes=4 * sizes.towers)  # the text's weights are the trainer's
         if not certain:
             rests = case.on_cpu and not case.vllm and name == "engine" and case.is_synchronous
-            # given back before training, but what that frees in small blocks stays with the process beside it
-            kept: tuple[When, ...] = ("generating", "training") if rests else ("always",)
-            for during in kept:
-                yield Item(role=f"{name}: {KV_CACHE}", num_bytes=copies * need.kv_cache, when=during)
+            during: When = "generating" if rests else "always"  # it is given back before training
+            yield Item(role=f"{name}: {KV_CACHE}", num_bytes=copies * need.kv_cache, when=during)
             yield Item(role=f"{name}: recurrent states", num_bytes=copies * need.states)
             if case.on_cpu:
                 yield Item(role=f"{name}: experts of tokens", num_bytes=copies * need.routes)
