@@ -44,6 +44,7 @@ EXAMPLES = {
     "examples/email_search/main.py": "tests/examples/test_example_email_search.py",
     "examples/frozen_lake/main.py": "tests/examples/test_example_frozen_lake.py",
     "examples/langgraph_agent/main.py": "tests/examples/test_example_langgraph_agent.py",
+    "examples/laptop/main.py": "tests/examples/test_example_laptop.py",
     "examples/one_file/loop.py": "tests/examples/test_example_one_file.py",
     "examples/prompt_then_rl/main.py": "tests/examples/test_example_prompt_then_rl.py",
 }

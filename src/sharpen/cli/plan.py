@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -84,7 +85,7 @@ def _make_plan(arguments: argparse.Namespace) -> tuple[Plan, str]:
     from sharpen.run.plan.case import Case, read_models
     from sharpen.run.plan.fit import fit
     from sharpen.run.plan.hardware import chosen_hardware, this_machine
-    from sharpen.run.plan.predict import last_step_time, plan
+    from sharpen.run.plan.predict import plan, step_time
 
     chosen = chosen_hardware(arguments.gpu, arguments.gpus, arguments.gpu_memory)
     file = load_config(arguments.config, stage=arguments.stage, has_ray=True)
@@ -96,8 +97,9 @@ def _make_plan(arguments: argparse.Namespace) -> tuple[Plan, str]:
     fitted = fit(Case(recipe=recipe, models=models, hardware=hardware, workload=workload, engine=engine))
     config = fitted.case.config
     project = Path(config.checkpoint_root_dir) / config.project
-    time = last_step_time(config, hardware, project.iterdir() if project.is_dir() else ())
-    found = plan(fitted.case, time=time)
+    found = plan(fitted.case)
+    if found.fits:
+        found = replace(found, time=step_time(fitted.case, project.iterdir() if project.is_dir() else ()))
     return found, fitted.line(found.places)
 
 
@@ -174,12 +176,12 @@ def _place_lines(place: DeviceMemory, width: int) -> Iterator[str]:
 
 
 def _time_lines(plan: Plan, width: int) -> Iterator[str]:
+    if not plan.fits:
+        return
     if plan.time is None:
         yield "time of a step: unknown until a run with these settings has measured it"
         return
-    seconds, steps = plan.time.seconds, plan.case.config.train_dataset.total_steps
-    total = f", {steps:,} steps {_number(steps * seconds / 60)} minutes" if steps else ""
-    yield from _wrapped(f"a step takes {_number(seconds)} s{total} ({plan.time.source})", width)
+    yield from _wrapped(plan.time.line(plan.case.config.train_dataset.total_steps), width)
 
 
 def _verdict(plan: Plan) -> Iterator[str]:

@@ -43,15 +43,15 @@ class Forecast:
     lines: tuple[str, ...] = ()
 
     def begin(self, run_dir: Path) -> Iterator[str]:
-        """Write the plan into the directory of the run that is about to start, and yield the lines; also the seconds
-        of a step, if an earlier run measured them."""
-        from sharpen.run.plan.predict import last_step_time
+        """Write the plan into the directory of the run that is about to start, and yield the lines; also the time of a
+        step, if an earlier run or a copy of two layers can tell."""
+        from sharpen.run.plan.predict import step_time
         from sharpen.run.plan.record import write_plan
 
         if self.plan is not None:
-            time = last_step_time(self.job.config, self.plan.case.hardware, run_dir.parent.iterdir())
+            time = step_time(self.plan.case, run_dir.parent.iterdir())
             if time is not None:
-                yield f"a step takes {time.seconds:,.3g} s (measured: {time.source})"
+                yield time.line(self.job.config.train_dataset.total_steps)
             write_plan(run_dir, {"before": replace(self.plan, time=time).to_json()})
         yield from self.lines
 
@@ -87,19 +87,23 @@ def settle(job: TrainingJob, before: Mapping[str, Any] | None = None) -> Forecas
 def after_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
     """Add the measurements to the plan of a run that has ended, and yield a line with the plan's error; nothing for a
     run without a plan."""
-    from sharpen.run.plan.predict import plan
+    from sharpen.run.plan.predict import computed_step_time, plan
     from sharpen.run.plan.record import FILE, add_outcome, read_plan, sentence
+    from sharpen.run.plan.speed import Speed
     from sharpen.run.plan.workload import metrics_of, of_run
 
     if not (run_dir / FILE).exists():
         return
     known, lengths = None, of_run(job.config, run_dir)
     if lengths is not None:
-        capacity = read_plan(run_dir)["before"]["places"][0]["capacity_mb"] * 2**20  # the run itself takes some now
+        before = read_plan(run_dir)["before"]
+        capacity = before["places"][0]["capacity_mb"] * 2**20  # the run itself takes some now
         with contextlib.suppress(ModelError):  # the model's folder may be gone
             case = _case(job, lengths)
             hardware = replace(case.hardware, memory_bytes=capacity)
-            known = plan(replace(case, hardware=hardware), suggests=False).to_json()
+            speed = before.get("speed")
+            time = None if speed is None else computed_step_time(case, Speed(**speed))
+            known = plan(replace(case, hardware=hardware), time=time, suggests=False).to_json()
     steps = [float(row["time/step_s"]) for row in metrics_of(run_dir) if "time/step_s" in row]
     yield sentence(add_outcome(run_dir, known, steps, measured_mb(job.config)))
 

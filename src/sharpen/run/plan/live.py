@@ -125,12 +125,7 @@ def _pattern(text: Any) -> int:
 def _peaks(config: Any, traced: Pass, num_layers: int) -> list[int]:
     """Return the peaks of the pass's parts: forward, and backward of the vocabulary, the layers and the embeddings.
     Each is linear in the number of layers; which part is highest changes with it."""
-    shallow = copy.deepcopy(config)
-    text = text_config(shallow)
-    text.num_hidden_layers = num_layers
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:num_layers]
-    model = _model(skeleton(shallow), traced)
+    model = _model(skeleton(shallow(config, num_layers)), traced)
     with FakeTensorMode(allow_non_fake_inputs=True):
         _make_fake(model.module)
         model.device = torch.device("cpu")
@@ -147,6 +142,16 @@ def _peaks(config: Any, traced: Pass, num_layers: int) -> list[int]:
             live.mark()
             (scores.logprobs_E.sum() + scores.entropy_E.sum()).backward()  # type: ignore[no-untyped-call]
     return [*live.peaks, *[0] * (_PARTS - len(live.peaks))]
+
+
+def shallow(config: Any, num_layers: int) -> Any:
+    """Return the configuration of a model that has only its first layers."""
+    found = copy.deepcopy(config)
+    text = text_config(found)
+    text.num_hidden_layers = num_layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:num_layers]
+    return found
 
 
 def _make_fake(module: torch.nn.Module) -> None:
@@ -211,10 +216,16 @@ def _one_sequence(traced: Pass, vocab_size: int) -> Pack:
     length = traced.num_tokens
     chunk = max(1, traced.max_logits // vocab_size)
     num_loss = max(1, min(traced.num_loss_tokens, length - 1, _TRACED_CHUNKS * chunk))
+    (packed,) = pack([blank(length, num_loss)], length)
+    return packed
+
+
+def blank(length: int, num_loss: int, name: str = "0") -> Experience:
+    """Return a sequence of the same token, the last `num_loss` of which carry loss; `name` tells it from others."""
     mask_T = np.arange(length) >= length - num_loss
     zeros_T = np.zeros(length, np.float32)
-    experience = Experience(
-        rollout_id="0",
+    return Experience(
+        rollout_id=name,
         group_id="0",
         task_id="0",
         ids_T=np.zeros(length, np.int32),
@@ -226,8 +237,6 @@ def _one_sequence(traced: Pass, vocab_size: int) -> Pack:
         advantages_T=zeros_T,
         weights_T=zeros_T,
     )
-    (packed,) = pack([experience], length)
-    return packed
 
 
 def _grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

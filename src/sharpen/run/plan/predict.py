@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from sharpen.run.plan.case import Case
 from sharpen.run.plan.hardware import GIB, Hardware
 from sharpen.run.plan.memory import GAPS, PROCESS, DeviceMemory, in_flight, offloaded_bytes, places
 from sharpen.run.plan.record import FILE, read_plan
+from sharpen.run.plan.speed import Speed, measure_speed
 
-# The time of a step, taken from earlier runs: it is never computed from throughput rates.
+# The time of a step: what an earlier run took, else what the model's computing takes on this processor (`speed`).
 #
-# In: a run's settings, the directories of earlier runs. Out: a `StepTime` with its source; None if nothing was
-# measured.
+# In: a case, the directories of earlier runs. Out: a `StepTime` with its source; None if nothing can be measured.
 
 _WITHOUT_EFFECT: dict[str, Any] = {
     **dict.fromkeys(("project", "name", "checkpoint_root_dir", "monitor_type"), True),
@@ -40,10 +40,17 @@ _WITHOUT_EFFECT: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of a step, and where they were measured."""
+    """Seconds of a step, and where they were measured: in an earlier run, or as `speed` on this processor."""
 
     seconds: float
     source: str
+    speed: Speed | None = None
+
+    def line(self, num_steps: int | None) -> str:
+        """Return the sentence for the user. `num_steps`: those of the run, if they are known."""
+        total = f", {num_steps:,} steps {about(num_steps * self.seconds)}" if num_steps else ""
+        verb = "takes" if self.speed is None else "computes for"
+        return f"a step {verb} {about(self.seconds)}{total} ({self.source})"
 
 
 def settings_key(config: RunConfig) -> str:
@@ -63,6 +70,33 @@ def last_step_time(config: RunConfig, hardware: Hardware, run_dirs: Iterable[Pat
                 source = f"median of {measured['num_steps']} steps of {run_dir.name}"
                 return StepTime(seconds=measured["step_s"], source=source)
     return None
+
+
+def step_time(case: Case, run_dirs: Iterable[Path]) -> StepTime | None:
+    """Return what the last run with the same settings and devices took; else what is measured now; None if neither
+    can be known."""
+    last = last_step_time(case.config, case.hardware, run_dirs)
+    if last is not None:
+        return last
+    speed = measure_speed(case)
+    return None if speed is None else computed_step_time(case, speed)
+
+
+def computed_step_time(case: Case, speed: Speed) -> StepTime:
+    """Return the time in which the model computes a step of the case's workload."""
+    generating, training = speed.generating(case.workload), speed.training(case.workload, case.config.trainer.epochs)
+    parts = f"generating {about(generating)}, training {about(training)}, " if generating else ""
+    source = f"{parts}measured in {speed.took:.0f} s on one and two layers; the agent's own time comes on top"
+    return StepTime(seconds=generating + training, source=source, speed=speed)
+
+
+def about(seconds: float) -> str:
+    """Return a time in words: seconds, minutes or hours."""
+    if seconds < 100:
+        return f"{seconds:.2g} s"
+    if seconds < 600:
+        return f"{seconds / 60:.2g} minutes"
+    return f"{seconds / 60:.0f} minutes" if seconds < 100 * 60 else f"{seconds / 3600:.1f} hours"
 
 
 # Find the smallest change of settings with which a run fits, by trying changes on the memory model.
@@ -232,6 +266,7 @@ class Plan:
             ],
             "comparable_mb": _comparable_mb(self.case, self.places[0]),
             "step_s": None if self.time is None else round(self.time.seconds, 3),
+            "speed": None if self.time is None or self.time.speed is None else asdict(self.time.speed),
             "computed_tokens": round(self.case.workload.computed_tokens),
             "longest": self.case.workload.longest,
             "assumptions": list(assumptions(self.case)),

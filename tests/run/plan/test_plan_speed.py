@@ -1,0 +1,111 @@
+"""The time of a step by a copy of two layers: its arithmetic by hand, what is not measured, one measurement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan_toys import case_of, gpu, model_config, run_config, write_config
+
+from sharpen.models.checkpoint import stored_types
+from sharpen.models.configuration import read_config
+from sharpen.run.plan.case import Case
+from sharpen.run.plan.hardware import this_machine
+from sharpen.run.plan.predict import about, computed_step_time, plan, step_time
+from sharpen.run.plan.speed import Speed, measure_speed, whole, write_copy
+from sharpen.run.plan.workload import Workload
+
+LARGE = {"vocab_size": 8000, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4}
+"""A model of 14 million parameters."""
+WORK = Workload(
+    sequences=8,
+    prompt_tokens=100,
+    answer_tokens=50,
+    computed_tokens=600,
+    loss_tokens=400,
+    longest=150,
+    generates=True,
+    source="test",
+)
+
+
+def here(folder: Path, settings: Mapping[str, Any] | None = None, **changes: Any) -> Case:
+    """A run on this machine's processor."""
+    config = run_config(write_config(folder, model_config(**LARGE | changes)), settings)
+    return case_of(config, replace(this_machine("cpu"), memory_bytes=2**33))
+
+
+def test_a_second_layer_tells_all_layers_from_the_rest() -> None:
+    assert whole(5.0, 8.0, 10) == (30.0, 2.0)
+    assert whole(5.0, 4.0, 10) == (0.0, 5.0)  # noise
+    assert whole(5.0, 11.0, 10) == (60.0, 0.0)
+
+
+def test_the_seconds_of_a_step_by_hand() -> None:
+    """Two tasks of four rollouts: prompts are 600 - 8 x 50 = 200 tokens; of 4 rows at a time there are two waves of 50
+    steps."""
+    speed = Speed(trained=0.01, scored=0.001, compared=(0.002, 0.0005), prompt=0.1, decode=0.2, rows=4, took=1.0)
+    assert speed.generating(WORK) == pytest.approx(200 * 0.1 + 2 * 50 * 0.2)
+    assert speed.training(WORK, 1) == pytest.approx(6.0 + 0.4 + 1.2 + 0.2)
+    assert speed.training(WORK, 3) == pytest.approx(3 * 6.4 + 1.4)  # the reference computes once
+    assert speed.generating(replace(WORK, generates=False)) == 0.0
+    assert speed.generating(replace(WORK, sequences=2, computed_tokens=300)) == pytest.approx(20 + 10)  # one wave
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.123, "0.12 s"), (42.4, "42 s"), (150, "2.5 minutes"), (7200, "2.0 hours")]
+)
+def test_times_in_words(seconds: float, text: str) -> None:
+    assert about(seconds) == text
+
+
+def test_what_is_not_measured(tmp_path: Path) -> None:
+    """Small models, other machines, other engines, several processes, models with experts or recurrent layers."""
+    case = here(tmp_path / "model")
+    assert measure_speed(replace(case, hardware=gpu(16))) is None
+    assert measure_speed(replace(case, hardware=replace(case.hardware, name="CPU"))) is None
+    assert measure_speed(replace(case, engine="vllm")) is None
+    assert measure_speed(here(tmp_path / "small", num_hidden_layers=1)) is None
+    assert measure_speed(here(tmp_path / "ranks", {"trainer.num_processes": 2})) is None
+    assert measure_speed(here(tmp_path / "ppo", {"algorithm.algorithm_type": "ppo"})) is None
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "base": "shared"}])
+def test_a_step_is_measured_with_the_runs_own_trainer_and_engine(tmp_path: Path, lora: Any) -> None:
+    settings = {"trainer.lora": lora, "trainer.gradient_checkpointing": True, "loss.kl": "none"}
+    case = here(tmp_path, settings)
+    time = step_time(case, ())
+    assert time is not None
+    assert time.speed is not None
+    speed = time.speed
+    assert min(speed.trained, speed.scored, speed.prompt, speed.decode) >= 0, speed  # 0 where noise is more
+    assert time.seconds > 0
+    assert speed.compared == (0.0, 0.0)
+    assert speed.rows == 8
+    assert time.seconds == pytest.approx(speed.generating(case.workload) + speed.training(case.workload, 1))
+    line = time.line(100)
+    assert line.startswith("a step computes for "), line
+    assert all(part in line for part in (", 100 steps ", "generating", "on top")), line
+    content = json.loads(json.dumps(plan(case, time=time, suggests=False).to_json()))
+    again = computed_step_time(case, Speed(**content["speed"]))
+    assert round(again.seconds, 3) == content["step_s"]  # as the end of a run has it, for the lengths that came
+
+
+def test_a_reference_is_measured_too(tmp_path: Path) -> None:
+    speed = measure_speed(here(tmp_path, {"loss.kl": "k3", "loss.kl_coef": 0.1}))
+    assert speed is not None
+    assert sum(speed.compared) > 0
+
+
+def test_weights_are_of_the_files_type(tmp_path: Path) -> None:
+    config = read_config(write_config(tmp_path / "model", model_config(dtype="bfloat16", **LARGE)))
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    write_copy(config, 2, folder)
+    assert stored_types(folder) == {"BF16"}
+    assert read_config(folder).num_hidden_layers == 2
+    assert config.num_hidden_layers == 4
