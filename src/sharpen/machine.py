@@ -6,6 +6,7 @@ Imports only the standard library, so that it can be asked before torch is loade
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import sys
@@ -31,6 +32,14 @@ def total_bytes() -> int:
         total += next(int(line.split()[1]) * 1024 for line in lines if line.startswith("SwapTotal"))
     limit = _number("/sys/fs/cgroup/memory.max")
     return total if limit is None else min(total, limit)
+
+
+def return_freed_bytes() -> None:
+    """Give back to the system what this process has freed in blocks that its allocator keeps, and finds too small for
+    what comes next: after a training step of a large model more than a GB. Where the allocator has no such function
+    (it is glibc's), nothing is given back."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def num_cores() -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 import torch
 from toy_engines import make_engine, make_model, prompt_of, request, run_all, scored
 
 from sharpen.config.trainer import LoraConfig
+from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.engine.embedded.forward import FastForward, GenericForward
 from sharpen.engine.embedded.matmul import are_columns_faster
 from sharpen.engine.embedded.projections import Projection
@@ -79,3 +81,12 @@ def test_a_step_in_columns_gives_the_models_own_logprobs(family: str) -> None:
 def test_products_in_fp32_stay_as_they_are() -> None:
     assert not are_columns_faster(torch.zeros(2048, 1024))
     assert not are_columns_faster(torch.zeros(64, 32, dtype=torch.bfloat16))
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="mapped files are not listed")
+def test_no_file_stays_mapped_beside_the_stacked_weights(tmp_path: Path) -> None:
+    """Red when a weight that is not stacked remains a part of the file, which then stays whole in memory."""
+    make_model("qwen3").save_pretrained(tmp_path)
+    engine = EmbeddedEngine.from_pretrained(str(tmp_path), max_model_len=64, device="cpu")
+    assert isinstance(engine._stepper._forward, FastForward)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()

@@ -16,6 +16,7 @@ from sharpen.agent.agentscope.console import silent_agents
 from sharpen.agent.rollout.in_process import Opener, no_silent_exit
 from sharpen.agent.rollout.runner import RolloutRunner
 from sharpen.learning.recipe import Job, Recipe
+from sharpen.machine import return_freed_bytes
 from sharpen.models.files import quiet_transformers
 from sharpen.placement.auxiliary.models import AuxiliaryModels, loading
 from sharpen.placement.engines import load_policy, make_gateway
@@ -104,6 +105,7 @@ class LocalServing:
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Serving.publish`."""
         self.thread.call(self.engine.load(version, tensors))
+        return_freed_bytes()  # what the step has trained with, before the engine takes its cache
 
     def rest(self) -> None:
         """See `Serving.rest`."""

@@ -25,7 +25,7 @@ from sharpen.evidence.certificate.sources import source_identities
 from sharpen.interrupts import stop_signals
 from sharpen.learning.recipe import RolloutRecipe, RowRecipe, TrainingJob
 from sharpen.learning.supervised.data import make_tutor, read_data
-from sharpen.machine import let_idle_workers_sleep
+from sharpen.machine import let_idle_workers_sleep, return_freed_bytes
 from sharpen.models.files import model_folder
 from sharpen.models.identity import Identity, model_identity
 from sharpen.placement.local import start_serving, start_training
@@ -129,6 +129,7 @@ def open_loop(
             probe=_probe(site, serving),
         )
         stack.callback(trainer.close)
+        return_freed_bytes()  # what loading took
         stack.enter_context(stop_signals())  # again: Ray installs its own handlers when it starts
         loop = assemble(site, serving, trainer)
         stack.callback(loop.monitor.close)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sharpen.config.load import resolve
 from sharpen.config.run import RunConfig
-from sharpen.evidence.certificate.gradient_probe import GradientProbe, probe_gradients
+from sharpen.evidence.certificate.gradient_probe import WHOLE, GradientProbe, probe_gradients
 from sharpen.learning.recipe import recipe_of
 from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.learning.trainer.trainer import Trainer
@@ -41,14 +41,18 @@ def make_trainer(folder: Path, config: RunConfig) -> Trainer:
 
 
 def probed(
-    folder: Path, algorithm: str = "grpo", fault: Callable[[Trainer], None] | None = None, **settings: Any
+    folder: Path,
+    algorithm: str = "grpo",
+    fault: Callable[[Trainer], None] | None = None,
+    whole: int = WHOLE,
+    **settings: Any,
 ) -> GradientProbe:
-    """Probe a trainer, after planting a fault in it."""
+    """Probe a trainer, after planting a fault in it; `whole`: see `probe_gradients`."""
     config = make_config(folder, algorithm, **settings)
     trainer = make_trainer(folder, config)
     if fault is not None:
         fault(trainer)
-    return probe_gradients(config, folder, trainer)
+    return probe_gradients(config, folder, trainer, whole=whole)
 
 
 def write_model(folder: Path, model: Any) -> Path:

@@ -15,7 +15,7 @@ from probe_trainer import make_config, make_trainer, probed, write_model
 from trainer_toys import FAMILIES, make_model
 
 from sharpen.errors import GradientError
-from sharpen.evidence.certificate.gradient_probe import CRITIC, GradientProbe, probe_gradients, some_blocks
+from sharpen.evidence.certificate.gradient_probe import CRITIC, WHOLE, GradientProbe, probe_gradients, some_blocks
 from sharpen.evidence.certificate.likeness import Gap, compare_gradients
 from sharpen.evidence.certificate.probe_batch import experiences, plain_sequences, probe_sequences, with_routes
 from sharpen.learning.trainer.packing import Pack, pack
@@ -50,10 +50,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("whole", [WHOLE, 0], ids=["whole", "by blocks"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_right_trainer_raises_no_alarm(kind, toy_model_dir):
+def test_a_right_trainer_raises_no_alarm(kind, whole, toy_model_dir):
     algorithm, settings = KINDS[kind]
-    found = probed(toy_model_dir, algorithm, **settings)
+    found = probed(toy_model_dir, algorithm, whole=whole, **settings)
     assert not found.not_probed
     assert not found.problem, found.line
     assert max(gap.share for gap in found.gaps) < 0.5
@@ -371,13 +372,13 @@ def test_without_memory_nothing_is_compared_or_some_blocks(toy_model_dir):
     trainer = make_trainer(toy_model_dir, config)
     assert "GiB" in probe_gradients(config, toy_model_dir, trainer, free=1000).not_probed
     size = sum(one.numel() for _, one in trainer.policy.parameters())
-    found = probe_gradients(config, toy_model_dir, trainer, free=12 * size + 60 * size // 2)
+    found = probe_gradients(config, toy_model_dir, trainer, free=12 * size + 24 * size // 2)
     assert not found.problem
     assert 0 < found.compared < 1
     assert f"{found.compared:.0%} of the tensors" in found.line
     plant = parameters(lambda g: -g, "layers.1.mlp")
     plant(trainer)
-    assert probe_gradients(config, toy_model_dir, trainer, free=12 * size + 60 * size // 2).problem
+    assert probe_gradients(config, toy_model_dir, trainer, free=12 * size + 24 * size // 2).problem
 
 
 def test_whole_blocks_are_chosen_the_last_first():

@@ -27,7 +27,7 @@ def test_a_weight_in_4_bits_is_that_of_bitsandbytes_bit_for_bit(shape, before):
     packed = quantize_4bit(weight.to(before), quant_type="nf4", compress_statistics=True)
     found = dequantize_4bit(*packed).float().reshape(-1, 64)
     one, other = (
-        FourBits(before=before, other=other).rounded(weight).to(before).float().reshape(-1, 64)
+        FourBits(before=before, other=other).kept(weight).values().to(before).float().reshape(-1, 64)
         for other in (False, True)
     )
     as_one, as_other = ((found == mine).all(1) for mine in (one, other))
@@ -39,4 +39,6 @@ def test_a_weight_in_4_bits_is_that_of_bitsandbytes_bit_for_bit(shape, before):
 def test_rows_that_are_no_whole_blocks_are_filled_as_in_a_layer(width):
     torch.manual_seed(0)
     layer = nn.Linear(width, 5)
-    assert torch.equal(NF4Linear(layer).whole(), FourBits(before=torch.float32, other=False).rounded(layer.weight))
+    assert torch.equal(
+        NF4Linear(layer).whole(), FourBits(before=torch.float32, other=False).kept(layer.weight).values()
+    )

@@ -56,7 +56,7 @@ def test_the_pixels_count_and_a_sampled_token_of_an_image_is_named(seeing):
     )
     other = replace(one, pictures=(PictureSpan(picture=draw(1, 32, 32), start=1, length=16),))
     weights = dict(model.module.named_parameters())
-    first, second = (model.logprobs(sequence, weights)[0] for sequence in (one, other))
+    first, second = (model.logprobs([sequence], weights)[0][0] for sequence in (one, other))
     assert float((first - second).abs().max()) > 1e-6
     with pytest.raises(ModelError, match="was sampled, where there is none"):
         Pictures(seeing, model.module).arguments(torch.cat([ids_T, ids_T[1:2]]), one.pictures, torch.float64)

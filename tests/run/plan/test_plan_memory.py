@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from plan_toys import CPU, case_of, gpu, model_config, run_config, write_config
 
+from sharpen.evidence.certificate.gradient_probe import probe_bytes
 from sharpen.learning.recipe import EngineType
 from sharpen.run.plan.memory import GAPS, DeviceMemory, Item, in_flight, offloaded_bytes, places, slot_length
 from sharpen.run.plan.predict import Plan, plan
@@ -116,8 +117,22 @@ def test_files_in_bfloat16_are_never_in_float32_under_adapters(tmp_path: Path, t
     assert items(found)["engine: weights"] == 2 * (P - 500 * 64 + tables)
     assert items(found)["a model, read whole"] == 2 * (P - 500 * 64 + tables) + 4 * 500 * 64
     ahead = planned(folder, {"sync.style": "fully_async", **types}, CPU)
-    for plan_of, whens in ((found, {"generating", "training"}), (ahead, {"always"})):
+    for plan_of, whens in ((found, {"generating"}), (ahead, {"always"})):
         assert {item.when for item in plan_of.places[0].items if item.role == "engine: KV cache"} == whens
+
+
+def test_comparing_gradients_takes_the_model_once_more_or_some_blocks(folder: Path) -> None:
+    """Float64 beside a trainer in float32, with a copy and three gradients of each weight that trains."""
+    name, full = "comparing gradients", {"engine.dtype": "float32", "trainer.dtype": "float32"}
+    assert items(planned(folder, full, CPU))[name] == 8 * P + 24 * P
+    assert items(planned(folder, {**full, "trainer.dtype": "bfloat16"}, CPU))[name] == 4 * P + 16 * P
+    assert items(planned(folder, {**full, "trainer.lora": {"rank": 4}}, CPU))[name] == 8 * P
+    assert name not in items(planned(folder, {**full, "check.gradients": False, "certificate.retrain": "off"}, CPU))
+    assert name not in items(planned(folder, full, gpu(16)))  # on the host
+    large, block = 600_000_000, 15_000_000
+    assert probe_bytes(large, block, 0, rounded=True) == 16 * block + 400 * 2**20
+    assert probe_bytes(large, block, large, rounded=True) == 16 * block + 400 * 2**20 + 16 * 200_000_000
+    assert probe_bytes(large, 0, 0, rounded=True) == 4 * large
 
 
 def test_what_is_offloaded_lies_on_the_host(folder: Path) -> None:
@@ -242,7 +257,7 @@ def test_gaps_are_a_share_of_what_is_held(folder: Path) -> None:
     a cache comes from the system."""
     for hardware, shares in (
         (gpu(16), {"always": 0.05, "training": 0.05, "generating": 0.05}),
-        (CPU, {"training": 0.45}),
+        (CPU, {"training": 0.45, "comparing": 0.45}),
     ):
         (place,) = planned(folder, {"engine.dtype": "float32"}, hardware).places
         gapless = (GAPS, "engine: KV cache") if hardware is CPU else (GAPS,)

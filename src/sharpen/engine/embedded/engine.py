@@ -27,6 +27,7 @@ from sharpen.engine.embedded.kv import KVLayout, KVPool, default_budget_bytes
 from sharpen.engine.embedded.matmul import DEFAULT, MatmulChoice, choose_float32_matmul, float32_matmul
 from sharpen.engine.embedded.mixing import Mixing
 from sharpen.engine.embedded.pictures import EnginePictures
+from sharpen.engine.embedded.projections import own
 from sharpen.engine.embedded.scheduler import Scheduler
 from sharpen.engine.embedded.selfcheck import check_forward, reference_logits
 from sharpen.engine.embedded.slots import SlotRequest
@@ -335,6 +336,8 @@ def _prepared(model: Any, adapters: LoraConfig | None) -> Any:
     """Return the model for inference, with adapters if it shall have some."""
     if adapters is not None:
         add_adapters(model, adapters)
+        if adapters.base == "nf4":
+            own(one for one in model.parameters() if one.is_floating_point())
     return model.eval().requires_grad_(False)
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from sharpen.engine.embedded.attention import AttentionRule, LayoutProbe, StepAttention
 from sharpen.engine.embedded.kv import KVLayout
 from sharpen.engine.embedded.matmul import COLUMN_ROWS, are_columns_faster, has_exact_products
-from sharpen.engine.embedded.projections import Projection, stack
+from sharpen.engine.embedded.projections import Projection, own, stack
 from sharpen.engine.families import ModelShape
 from sharpen.models.modules import decoder_of
 from sharpen.models.windows import chunk_of, scaled_queries, take_over_scales
@@ -54,6 +54,8 @@ class _FastLayer:
             stacked = stack([attention.q_norm.weight, attention.k_norm.weight])
             self.head_norm = stacked.view(2, -1)
             self.head_norm_eps = float(attention.q_norm.variance_epsilon)
+        self.alone = (self.out.weight_OC, self.down.weight_OC, self.input_norm.weight, self.post_norm.weight)
+        """The weights that are not stacked with others."""
         heads, kv_heads = head_counts
         self._norm_of_head = torch.tensor([0] * heads + [1] * kv_heads, device=self.input_norm.weight.device)
 
@@ -82,6 +84,8 @@ class FastForward:
         half = shape.head_dim // 2
         self._cos_TD = cos[0].contiguous()
         self._signed_sin_TD = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+        if weight.device.type == "cpu":
+            own([weight, self._head.weight, self._norm.weight, *(one for layer in self._layers for one in layer.alone)])
         self._columns_faster = not exact and are_columns_faster(self._layers[0].gate_up.weight_OC)
 
     def logits(

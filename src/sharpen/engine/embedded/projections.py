@@ -8,7 +8,7 @@ Shape suffixes: N rows, C inputs, O outputs of all layers, A ranks of all adapte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,13 @@ def stack(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         parameter.data = stacked[start:stop]
         start = stop
     return stacked
+
+
+def own(parameters: Iterable[torch.Tensor]) -> None:
+    """Copy parameters that are not stacked. What was loaded may be a mapped file, which stays in memory as a whole
+    while a tensor is a part of it."""
+    for parameter in {id(one): one for one in parameters}.values():
+        parameter.data = parameter.data.clone()
 
 
 class Projection:

@@ -5,8 +5,10 @@ In: a run's settings, the folder of its model, the trainer as it will train. Out
 and through the plain loop (`plain.update`) twice, in the trainer's precision and in a higher one. How far these two are
 apart is how much this model rounds; the trainer may be a small multiple of that away (`likeness`).
 
-The plain loop computes on the CPU, so that a kernel of a GPU is held against something else. What it does not make is
-named; of a model whose gradients do not fit in memory, some blocks are compared.
+The plain loop computes on the CPU, so that a kernel of a GPU is held against something else. It holds a small model
+whole, and reads a larger one block by block (`plain.blocks`), so that the comparison stays below what training takes.
+What the plain loop does not make is named; of a model with more gradients than `MOST_COMPARED`, some blocks are
+compared.
 """
 
 from __future__ import annotations
@@ -25,15 +27,16 @@ import torch
 from sharpen.config.run import RunConfig
 from sharpen.errors import GradientError, ModelError
 from sharpen.evidence.certificate.likeness import FACTOR, SEVERAL, Gap, compare_gradients, in_words
+from sharpen.evidence.certificate.plain.begin import PlainStep
 from sharpen.evidence.certificate.plain.credit import EntropyClip
 from sharpen.evidence.certificate.plain.loss_rules import LossRules
-from sharpen.evidence.certificate.plain.model import PlainModel, PlainSequence
+from sharpen.evidence.certificate.plain.model import PlainModel, PlainSequence, may_be_read_by_blocks
 from sharpen.evidence.certificate.plain.optimizers import Rates, State
 from sharpen.evidence.certificate.plain.quantized import FourBits
-from sharpen.evidence.certificate.plain.saved_state import num_weights
+from sharpen.evidence.certificate.plain.saved_state import num_weights, sizes_of
 from sharpen.evidence.certificate.plain.steps import episodes, row_loss, without_formula, without_gradient
 from sharpen.evidence.certificate.plain.teacher import Teaching, num_ids_of_teacher, teacher_folder
-from sharpen.evidence.certificate.plain.update import PlainStep, make_steps
+from sharpen.evidence.certificate.plain.update import compute_gradients
 from sharpen.evidence.certificate.probe_batch import (
     LONGEST,
     SHORTEST,
@@ -47,7 +50,7 @@ from sharpen.evidence.certificate.probe_batch import (
 )
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.learning.algorithm.supervised import learns_from_rows
-from sharpen.machine import available_bytes
+from sharpen.machine import available_bytes, return_freed_bytes
 from sharpen.models.files import quiet_transformers
 from sharpen.types import Experience
 
@@ -61,7 +64,7 @@ ADVICE = (
 """What to do about gradients that differ."""
 CRITIC = "critic "
 """Stands before the names of a critic's tensors."""
-_AS_IT_IS = Rates(
+_NOT_MADE = Rates(
     peak=0.0,
     warmup=0,
     schedule="constant",
@@ -72,13 +75,16 @@ _AS_IT_IS = Rates(
     decay=0.0,
     max_norm=math.inf,
 )
-"""An update that changes no weight, and after which the first moment is the gradient."""
-_OWN_BYTES, _OF_COMPARED = 12, 60
-"""Bytes for each weight of the model, in the higher precision and as it is loaded; and further ones for each weight
-whose gradient is compared: copies, gradients and moments in both precisions, and the trainer's gradient."""
+"""The rates of the update, whose gradient alone is wanted."""
+WHOLE = 5 * 10**7
+"""Weights of a model that the plain loop holds whole, which is faster; a larger one is read block by block."""
 _TRAINER_BYTES = 8
-"""Those of a trainer that holds its weights and their gradients."""
-_MOST_COMPARED = 2 * 10**8
+"""Bytes for each weight of a trainer that holds its weights and their gradients."""
+_BLOCKS, _BESIDE = 4, 400 * 2**20
+"""Of a model that is read block by block, how many times a block's size is taken: its weights as they are, with their
+adapters, as they are rounded, and a gradient. And what is taken beside it: logits, activations, gaps between
+allocations."""
+MOST_COMPARED = 2 * 10**8
 """Weights whose gradients are compared at most, of a larger model those of some blocks."""
 _USUAL_WORK, _MOST_WORK = 10**11, 2 * 10**12
 """Tokens times weights: the batch is made shorter to stay below the first; beyond the second a processor takes
@@ -161,18 +167,28 @@ def probe_gradients(
     *,
     reference: Path | None = None,
     free: int | None = None,
+    whole: int = WHOLE,
 ) -> GradientProbe:
     """Compare the trainer's gradient with the plain loop's. `folder` has the weights that the trainer now has, and
     `reference` those before training, if they are others; `free` is the memory that the probe may take, in bytes (None:
-    what is free)."""
+    what is free), and `whole` the most weights of a model that the plain loop holds at once."""
+    try:
+        return _probed(config, folder, trainer, reference, available_bytes() if free is None else free, whole)
+    finally:
+        return_freed_bytes()
+
+
+def _probed(
+    config: RunConfig, folder: Path, trainer: ProbedTrainer, reference: Path | None, free: int, whole: int
+) -> GradientProbe:
     began = time.perf_counter()
     quiet_transformers()
-    free = available_bytes() if free is None else free
     if reason := reason_against(config, folder, free=free):
         return GradientProbe(not_probed=reason)
     with torch.random.fork_rng(devices=[]):
         try:
-            plain = _Plain(config, folder, trainer, free, reference)
+            plain = _Plain(config, folder, trainer, free, reference, whole)
+            found = trainer.gradients(plain.experiences, plain.compared)
             rounded = plain.gradients(exact=False)
             exact = plain.gradients(exact=True)
         except ModelError as error:
@@ -180,7 +196,6 @@ def probe_gradients(
         except (ImportError, RuntimeError, ValueError) as error:  # of transformers' own code, on a processor
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
             return GradientProbe(not_probed=f"transformers' model does not compute here ({reason})")
-    found = trainer.gradients(plain.experiences, plain.compared)
     # a recurrence sums up in another order than transformers' own, and a single small batch measures it once
     factor = FACTOR if found.rounded else SEVERAL * FACTOR
     gaps = [
@@ -208,8 +223,8 @@ def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, 
     except ModelError as error:
         return str(error)
     weights, free = num_weights(folder), available_bytes() if free is None else free
-    needed = (_OWN_BYTES + (0 if trainer_is_loaded else _TRAINER_BYTES)) * weights
-    needed += 0 if teacher is None else _OWN_BYTES * num_weights(teacher)
+    needed = _least_bytes(folder) + (0 if teacher is None else _least_bytes(teacher))
+    needed += 0 if trainer_is_loaded else _TRAINER_BYTES * weights
     cases = {
         "the model's files are not safetensors": not weights,
         f"a plain loop of {weights / 1e9:.1f} billion weights takes minutes on a processor": weights
@@ -221,27 +236,54 @@ def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, 
     return reasons[0] if reasons else ""
 
 
+def probe_bytes(weights: int, block: int, compared: int, *, rounded: bool) -> int:
+    """Return how much memory a probe takes beside the trainer, in bytes, of a model with so many `weights`, of which
+    the largest block has `block` (0: it is held whole, as a small one is). `compared` of them train, if all weights
+    train; what a run in bfloat16 rounds is computed in float32, else in float64."""
+    each = 4 if rounded else 8
+    held = _BLOCKS * each * block + _BESIDE if block and weights > WHOLE else each * weights
+    return held + (8 + 2 * each) * min(compared, MOST_COMPARED)
+
+
+def _least_bytes(folder: Path) -> int:
+    """What a model takes before any gradient is compared, at most."""
+    blocks: dict[int, int] = {}
+    for name, count in sizes_of(folder).items():
+        blocks[_block(name)] = blocks.get(_block(name), 0) + count
+    largest = (
+        0
+        if not may_be_read_by_blocks(folder)
+        else max((count for block, count in blocks.items() if block >= 0), default=0)
+    )
+    return probe_bytes(sum(blocks.values()), largest, 0, rounded=False)
+
+
 class _Plain:
     """The plain loop's side of a probe: the batch, and its gradients."""
 
     def __init__(
-        self, config: RunConfig, folder: Path, trainer: ProbedTrainer, free: int, reference: Path | None
+        self, config: RunConfig, folder: Path, trainer: ProbedTrainer, free: int, reference: Path | None, whole: int
     ) -> None:
         """Raises `ModelError` for a model whose names are others in the trainer, or whose gradients do not fit."""
         at = self._at = trainer.gradients([], ())
         self._config, self._folder, self._before = config, folder, reference
+        self._by_blocks = num_weights(folder) > whole
         lora = config.trainer.lora
         self._scale = None if lora is None else lora.alpha / lora.rank
         self._rows = learns_from_rows(config.algorithm)
         self._kind: Kind = "rollouts" if not self._rows else "rows" if row_loss(config)[1] is None else "pairs"
         self._rounded: PlainModel | None = self._load(exact=False)
+        needed = probe_bytes(num_weights(folder), 0, 0, rounded=False)
+        if self._by_blocks and self._rounded.is_whole and needed > free:
+            raise ModelError(f"its weights cannot be read block by block, and whole take {needed / 2**30:.1f} GiB")
         named = dict(self._rounded.module.named_parameters())
         sizes = {name: named[name].numel() for name in self._rounded.trained_names()}
         if at.rounded and not self._rows and EntropyClip.of(Rules.of(config)) is not None:
             raise ModelError("in bfloat16 rounding decides which tokens lose their advantage")
         if strange := sorted(name for name in at.names if _plain_name(name) not in sizes):
             raise ModelError(f"transformers' model of its text has no {strange[0]}")
-        room = min(_MOST_COMPARED, (free - _OWN_BYTES * sum(sizes.values())) // _OF_COMPARED)
+        each = 16 if at.rounded else 24  # as in `probe_bytes`
+        room = min(MOST_COMPARED, (free - _least_bytes(folder)) // each)
         self.compared = frozenset(at.weights) if at.weights else some_blocks(sizes, room)
         if not self.compared:
             raise ModelError(f"the gradients of a block do not fit into {free / 2**30:.1f} GiB of memory")
@@ -257,6 +299,7 @@ class _Plain:
             dtype=dtype,
             adapter_scale=self._scale,
             four_bits=None if before is None else FourBits(before=before, other=not exact),
+            by_blocks=self._by_blocks,
         )
 
     def _teacher(self, *, exact: bool) -> PlainModel | None:
@@ -264,7 +307,9 @@ class _Plain:
         dtype = torch.float64 if exact and not rounded else torch.float32
         if folder is None:
             return None
-        return PlainModel(folder, rounded=rounded and not exact, dtype=dtype, adapter_scale=None)
+        return PlainModel(
+            folder, rounded=rounded and not exact, dtype=dtype, adapter_scale=None, by_blocks=self._by_blocks
+        )
 
     def _batch(self, model: PlainModel, trainer: ProbedTrainer, num_weights: int) -> list[PlainSequence]:
         """Make the batch. Return its calls, with logprobs recorded near the model's own, and the experts that the
@@ -282,7 +327,8 @@ class _Plain:
         if not self._rows:
             weights = self._state(model).copy(model.dtype).weights
             with torch.no_grad():
-                calls = recorded(calls, [model.logprobs(one, weights)[0] for one in calls])
+                found = [logprobs_S for some in model.groups(calls) for logprobs_S, _ in model.logprobs(some, weights)]
+            calls = recorded(calls, found)
         self.experiences = experiences(sequences, calls, routes)
         return calls
 
@@ -303,10 +349,12 @@ class _Plain:
         model = self._load(exact=True) if exact else self._rounded
         assert model is not None
         self._rounded = None  # one of them is in memory at a time
-        before = self._state(model)
-        teacher = self._teacher(exact=exact)
-        after = make_steps(model, before, [self._step()], self._reference(model.dtype), teacher)
-        return {"": _first_moments(after), CRITIC: {} if after.critic is None else _first_moments(after.critic)}
+        state, teacher = self._state(model).copy(model.dtype), self._teacher(exact=exact)
+        of_policy, of_critic = compute_gradients(model, state, self._step(), self._reference(model.dtype), teacher)
+        return {
+            "": _with_all(of_policy, state),
+            CRITIC: {} if state.critic is None else _with_all(of_critic, state.critic),
+        }
 
     def _reference(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """The weights before training, if they are not the model's: adapters without effect, or those of a folder."""
@@ -314,22 +362,22 @@ class _Plain:
             return {name: torch.zeros_like(one, dtype=dtype) for name, one in _arrays(self._at.weights).items()}
         if self._before is None:
             return {}
-        model = PlainModel(self._before, rounded=False, dtype=dtype, adapter_scale=None)
+        model = PlainModel(self._before, rounded=False, dtype=dtype, adapter_scale=None, by_blocks=self._by_blocks)
         return dict(model.module.named_parameters())
 
     def _step(self) -> PlainStep:
         config, balance = self._config, self._config.trainer.balance_coef
         if self._rows:
             loss, pairs = row_loss(config)
-            return PlainStep(updates=[self._calls], epochs=1, loss=loss, rates=_AS_IT_IS, pairs=pairs, balance=balance)
+            return PlainStep(updates=[self._calls], epochs=1, loss=loss, rates=_NOT_MADE, pairs=pairs, balance=balance)
         rules = Rules.of(config)
         return PlainStep(
             updates=[self._calls],
             epochs=1,
             loss=LossRules.of(config),
-            rates=_AS_IT_IS,
+            rates=_NOT_MADE,
             episodes=episodes(rules, config) if rules.formula.critic else None,
-            critic_rates=_AS_IT_IS if rules.formula.critic else None,
+            critic_rates=_NOT_MADE if rules.formula.critic else None,
             entropy_clip=EntropyClip.of(rules),
             teaching=Teaching.of(config),
             balance=balance,
@@ -381,10 +429,13 @@ def _reserved(settings: Mapping[str, Any]) -> list[int]:
     return [int(one) for some in given for one in (some if isinstance(some, list) else [some]) if one is not None]
 
 
-def _first_moments(state: State) -> dict[str, torch.Tensor]:
-    """The gradients of a single update by `_AS_IT_IS`, which are AdamW's first moments then."""
-    return {name: state.moments.get(f"{name}/exp_avg", torch.zeros_like(one)) for name, one in state.weights.items()}
+def _with_all(gradients: dict[str, torch.Tensor], state: State) -> dict[str, torch.Tensor]:
+    """The gradients of all weights: one that got none has zeros."""
+    return {
+        name: gradients.get(name, torch.zeros((), dtype=one.dtype)).expand_as(one)
+        for name, one in state.weights.items()
+    }
 
 
 def _arrays(arrays: Arrays) -> dict[str, torch.Tensor]:
-    return {name: torch.tensor(array) for name, array in arrays.items()}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -37,6 +37,9 @@ _USUAL = 0.75
 """The share of tensors of a kind whose rounding, relative to their length, is at most the usual one, which every tensor
 may have: of a tensor that one large number makes up, a single measurement may come out small by chance."""
 
+_PART = 2**22
+"""Numbers that are compared at a time."""
+
 _ULP = 2.0**-23
 """A step of float32 at 1, in which weights and moments are stored."""
 
@@ -143,9 +146,11 @@ def compare_gradients(
 ) -> list[Gap]:
     """Compare the gradients of an update with the exact ones, and these with the rounded ones, in the order of the
     exact ones. One that was not found is 0. `factor` is in place of `FACTOR`."""
-    known = {name: found.get(name, torch.zeros_like(one)).double() for name, one in exact.items()}
-    high, low = ({name: one.double() for name, one in many.items()} for many in (exact, rounded))
-    return list(_Kind(known, high, [low], {}, factor).gaps(whose))
+    nothing = torch.zeros(())
+    known, low = (
+        {name: many.get(name, nothing).expand_as(one) for name, one in exact.items()} for many in (found, rounded)
+    )
+    return list(_Kind(known, exact, [low], {}, factor).gaps(whose))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,7 @@ class _Kind:
 
     def gaps(self, whose: str) -> Iterator[Gap]:
         rounding = {
-            name: max((_norm(one[name] - exact) for one in self.rounded), default=0.0)
+            name: max((_norm(one[name], exact) for one in self.rounded), default=0.0)
             for name, exact in self.exact.items()
         }
         relative = sorted(rounding[name] / size for name, one in self.exact.items() if (size := _norm(one)))
@@ -169,7 +174,7 @@ class _Kind:
         for name, exact in self.exact.items():
             size, stored = _norm(exact), _norm(self.stored.get(name, exact))
             bound = self.factor * max(rounding[name], usual * size) + 2 * _ULP * (size + stored)
-            distance = _norm(self.found[name] - exact)
+            distance = _norm(self.found[name], exact)
             unit = size or 1.0
             yield Gap(name=whose + name, distance=distance / unit, bound=bound / unit)
 
@@ -178,8 +183,16 @@ def _only(tensors: Mapping[str, torch.Tensor], names: Collection[str]) -> dict[s
     return {name: tensor for name, tensor in tensors.items() if name in names}
 
 
-def _norm(tensor: torch.Tensor) -> float:
-    return float(tensor.norm())
+def _norm(tensor: torch.Tensor, less: torch.Tensor | None = None) -> float:
+    """Return the length of a tensor, or of its difference from another, in double precision: in parts, so that nothing
+    of the size of a table is made."""
+    parts = torch.split(tensor.flatten(), _PART)
+    others = [None] * len(parts) if less is None else torch.split(less.flatten(), _PART)
+    lengths = [
+        (one.double() if other is None else one.double() - other.double()).norm()
+        for one, other in zip(parts, others, strict=True)
+    ]
+    return math.hypot(*map(float, lengths))
 
 
 def _changes(before: State, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -84,8 +84,8 @@ def compute_gradients(
             names=frozenset(name for name, _ in mine),
             policy=_gathered(team, _gradients(mine, names)),
             critic=_gathered(team, _gradients(critics, None if names is None else {*names, *dict(heads)})),
-            weights=_gathered(team, adapters),
-            critic_weights=_gathered(team, heads),
+            weights=_copied(_gathered(team, adapters)),
+            critic_weights=_copied(_gathered(team, heads)),
             rounded=policy.compute_dtype == torch.bfloat16,
             in_4_bits=next((one.state.dtype for one in policy.module.modules() if isinstance(one, NF4Linear)), None),
             has_experts=policy.routing is not None,
@@ -107,9 +107,15 @@ def _gradients(parameters: _Parameters, names: Collection[str] | None) -> Iterat
 
 
 def _gathered(team: Team, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, npt.NDArray[np.float32]]:
-    """Return whole tensors on the first rank, as arrays, which cross processes cheaply."""
+    """Return whole tensors on the first rank, as arrays, which cross processes cheaply; those in float32 on a CPU share
+    their memory."""
     found = ((name, whole(tensor.detach())) for name, tensor in tensors)
-    return {name: tensor.float().cpu().numpy().copy() for name, tensor in found if team.rank == 0}
+    return {name: tensor.float().cpu().numpy() for name, tensor in found if team.rank == 0}
+
+
+def _copied(arrays: Arrays) -> Arrays:
+    """Copies of what goes on to be changed."""
+    return {name: array.copy() for name, array in arrays.items()}
 
 
 @contextmanager

@@ -14,8 +14,8 @@ needs most. The rules follow the code:
                                     they share, in recurrent layers
     engine                          its weights in its own type, or the trainer's if both can share them; keys and
                                     values of the slots in use, recurrent states and their snapshots, within the budget;
-                                    in one process on a CPU, keys and values are given back before training, and are
-                                    counted there in place of what the allocator keeps of it
+                                    in one process on a CPU, keys and values are given back before training, and what
+                                    that has freed is given back before there are any again
 
 Several trainer processes share weights, gradients and moments between them (FSDP2), but not activations; with
 `cpu_offload` these are in the host's memory. An engine over several GPUs splits its weights and KV cache among them.
@@ -30,6 +30,7 @@ from typing import Literal, get_args
 from sharpen.config.public import TunerModelConfig
 from sharpen.engine.embedded.kv import LENGTH_BUCKET, bucketed
 from sharpen.engine.embedded.states import SNAPSHOT_SHARE
+from sharpen.evidence.certificate.gradient_probe import probe_bytes
 from sharpen.learning.recipe import RolloutRecipe
 from sharpen.learning.trainer.scores import MAX_LOGITS
 from sharpen.learning.trainer.step_start import SHARE
@@ -53,12 +54,10 @@ _COPIES_OF_LOGITS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineNeed:
-    """Bytes on one device of one engine. `fused` is a second copy of some projections: on a CPU the mapped weight file
-    stays in memory as well. `states` are those of recurrent layers and their snapshots; `routes`, in the host's memory,
-    the experts of all tokens that are being computed."""
+    """Bytes on one device of one engine. `states` are those of recurrent layers and their snapshots; `routes`, in the
+    host's memory, the experts of all tokens that are being computed."""
 
     weights: int
-    fused: int
     kv_cache: int
     states: int
     routes: int
@@ -73,13 +72,11 @@ def engine_need(case: Case, model: TunerModelConfig, sizes: Sizes, *, vllm: bool
     weights = itemsize * sizes.held // num_shares
     if lora is not None and lora.base == "nf4":
         weights += nf4_bytes(case.num_in_base) - itemsize * case.num_in_base
-    with_adapters = trained and case.num_in_base > 0  # they are served by the model's own modules
     rows = in_flight(case)
     per_token = (3 * sizes.intermediate_size + 6 * sizes.hidden_size) * itemsize
     kv_cache, states = _kv_cache(case, model, sizes, itemsize, weights, vllm=vllm)
     return EngineNeed(
         weights=weights,
-        fused=itemsize * sizes.fused if case.on_cpu and itemsize == 4 and not vllm and not with_adapters else 0,
         kv_cache=kv_cache // num_shares,
         states=states // num_shares,
         routes=sizes.routes * rows * slot_length(case.workload.longest, model.max_model_len),
@@ -139,7 +136,7 @@ def cache_mb(case: Case, slots: int) -> int:
     return -(-int(num_bytes) // 2**20)
 
 
-When = Literal["always", "loading", "training", "generating", "syncing"]
+When = Literal["always", "loading", "comparing", "training", "generating", "syncing"]
 _WHEN: tuple[When, ...] = get_args(When)
 
 PROCESS = "process and libraries"
@@ -197,8 +194,8 @@ def places(case: Case, *, certain: bool = False) -> tuple[DeviceMemory, ...]:
     if case.on_cpu:  # one memory for all processes
         trainers = [replace(item, num_bytes=case.num_trainers * item.num_bytes) for item in [*process, *training]]
         held = [*trainers, *serving, *moving]
-        start = [] if certain else _step_start(case, held)
-        devices = [("this machine", 1, [*held, *start])]
+        rest = [] if certain else [*_step_start(case, held), *_comparing(case)]
+        devices = [("this machine", 1, [*held, *rest])]
     elif serving and not case.is_colocated:
         devices = [("trainer", case.num_trainers, [*process, *training, *moving])]
         devices.append(("engine", case.num_engines, [*process, *serving]))
@@ -298,6 +295,22 @@ def _step_start(case: Case, held: Sequence[Item]) -> list[Item]:
     return [Item(role="start of a step, to go back to", num_bytes=num_bytes, when="training")]
 
 
+def _comparing(case: Case) -> Iterator[Item]:
+    """Yield what the certificate's plain loop takes to compare gradients, before training or in place of a step that
+    cannot be made once more (`certificate.gradient_probe`)."""
+    config, sizes = case.config, case.models.policy
+    if not (config.check.gradients or config.certificate.retrain == "auto"):
+        return
+    block = 0 if sizes.experts or sizes.towers else (sizes.parameters - sizes.tables) // sizes.num_layers
+    critics = isinstance(case.recipe, RolloutRecipe) and case.recipe.algorithm.needs_critic
+    compared = 0 if config.trainer.lora is not None else sizes.parameters
+    models = [(sizes.held, block, compared), *([(0, 0, sizes.parameters)] if critics else [])]
+    if (teacher := case.models.teacher) is not None:
+        models.append((teacher.held, (teacher.parameters - teacher.tables) // teacher.num_layers, 0))
+    num_bytes = sum(probe_bytes(*one, rounded=case.trains_in_bfloat16) for one in models)
+    yield Item(role="comparing gradients", num_bytes=num_bytes, when="comparing")
+
+
 def _gathered(case: Case) -> Iterator[Item]:
     """Yield what one of several trainer processes holds in addition to its shard: while it computes, the vocabulary's
     tables in fp32 and two layers in their compute type; while it loads, each model whole."""
@@ -380,12 +393,9 @@ def engine_items(case: Case, *, certain: bool = False) -> Iterator[Item]:
         elif sizes.towers:
             yield Item(role=f"{name}: towers", num_bytes=4 * sizes.towers)  # the text's weights are the trainer's
         if not certain:
-            yield Item(role=f"{name}: fused projections", num_bytes=copies * need.fused)
             rests = case.on_cpu and not case.vllm and name == "engine" and case.is_synchronous
-            # given back before training, but what that frees in small blocks stays with the process beside it
-            kept: tuple[When, ...] = ("generating", "training") if rests else ("always",)
-            for during in kept:
-                yield Item(role=f"{name}: {KV_CACHE}", num_bytes=copies * need.kv_cache, when=during)
+            during: When = "generating" if rests else "always"  # it is given back before training
+            yield Item(role=f"{name}: {KV_CACHE}", num_bytes=copies * need.kv_cache, when=during)
             yield Item(role=f"{name}: recurrent states", num_bytes=copies * need.states)
             if case.on_cpu:
                 yield Item(role=f"{name}: experts of tokens", num_bytes=copies * need.routes)

@@ -74,12 +74,6 @@ class Sizes:
         """Parameters of all experts."""
         return sum(count * one * other for count, one, other in self.experts)
 
-    @property
-    def fused(self) -> int:
-        """Parameters of the projections that the embedded engine stacks because they share an input."""
-        stacked = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-        return sum(out * into for name, out, into in self.linears if name in stacked)
-
     def adapted(self, lora: LoraConfig) -> int:
         """Return the parameters of the linear layers that get an adapter."""
         wanted = lora.target_modules

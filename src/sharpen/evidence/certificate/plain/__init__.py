@@ -5,8 +5,10 @@
 - `steps`: what each step trained: the calls, advantages and weights of tokens
 - `rows`: the same of a run on rows, by the code that made their sequences
 - `update`: the plain loop
+- `begin`: a step, and what is known before its first update
 - `implied`: the gradient that a moved weight implies, where moments are in 8 bits
 - `model`: a forward pass by transformers alone, with the recorded experts and images
+- `blocks`: a model too large to be held whole, read from its files a block at a time
 - `loss_rules`: the loss that the settings require
 - `losses`: the losses of tokens
 - `credit`: advantages of tokens, and which tokens their entropy leaves out

@@ -1,7 +1,8 @@
 """A model whose weights are given with every pass, to repeat an update: transformers' own forward pass of one sequence.
 
 In: the folder of a model, a sequence, and its trained weights. Out: logprobs and entropies of its tokens, or a critic's
-values. One sequence at a time, without padding, by none of the trainer's and families' code.
+values, by none of the trainer's and families' code: one sequence at a time, or of a model that is read block by block
+several, with padding after them, which no token before it sees.
 
 Shape suffixes: T tokens of a sequence, S of them that carry loss, V vocabulary, C hidden size.
 """
@@ -12,7 +13,7 @@ import functools
 import inspect
 import io
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
 from sharpen.errors import ModelError
-from sharpen.evidence.certificate.plain.quantized import FourBits
+from sharpen.evidence.certificate.plain.blocks import Blocks, Files, OfPass
+from sharpen.evidence.certificate.plain.quantized import FourBits, InFourBits
 from sharpen.types import PictureSpan
 
 Tensor = torch.Tensor
@@ -70,25 +72,37 @@ class PlainModel:
         dtype: torch.dtype,
         adapter_scale: float | None,
         four_bits: FourBits | None = None,
+        by_blocks: bool = False,
     ) -> None:
         """`rounded`: with products in bfloat16, as autocast does. `adapter_scale` is given if adapters train, and
-        `four_bits` if what they adapt is in 4 bits."""
+        `four_bits` if what they adapt is in 4 bits. `by_blocks`: weights that do not train are read from the files when
+        they are needed, where the model allows it (`blocks`)."""
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-        sees = hasattr(AutoConfig.from_pretrained(folder, trust_remote_code=False), "vision_config")
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        sees = hasattr(config, "vision_config")
         kind: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-        plain = {"trust_remote_code": False, "experts_implementation": "eager"}
-        module = kind.from_pretrained(folder, dtype=torch.float32, **plain)
+        files = Files(folder) if by_blocks and may_be_read_by_blocks(folder) else None
+        module = _load(kind, folder, config, None if files is None else files.dtype)
         self._pictures = Pictures(folder, module) if sees else None
         self.module = module.eval().requires_grad_(False)
-        for tensor in (*module.parameters(), *module.buffers()):
+        self.num_experts = num_experts_of(module.config)
+        self.dtype, self._rounded, self._scale, self._four_bits = dtype, rounded, adapter_scale, four_bits
+        self._blocks: Blocks | None = None
+        if files is not None:
+            with suppress(ValueError):
+                self._blocks = Blocks(module, files, dtype, self._made)
+        for tensor in (*(() if self._blocks else module.parameters()), *module.buffers()):
             if tensor.is_floating_point():  # not the complex numbers of some models' positions
                 tensor.data = tensor.data.to(dtype)
-        self.num_experts = num_experts_of(module.config)
         ends = (module.get_input_embeddings(), module.get_output_embeddings())
         self.tables = {name for name, own in module.named_parameters() if any(own is end.weight for end in ends)}
-        self.dtype, self._rounded, self._scale, self._four_bits = dtype, rounded, adapter_scale, four_bits
-        self._frozen: dict[str, Tensor] = {}
+        self._frozen: dict[str, Tensor | InFourBits] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all weights are in memory."""
+        return self._blocks is None
 
     def trained_names(self) -> list[str]:
         """Return the names of all weights, tied ones once; of a model that sees images, those of its text."""
@@ -96,58 +110,118 @@ class PlainModel:
         text = {id(own) for part in whole for own in part.parameters()}
         return [name for name, own in self.module.named_parameters() if id(own) in text]
 
-    def logprobs(self, one: PlainSequence, weights: Tensors) -> tuple[Tensor, Tensor]:
-        """Return logprob and entropy of each token of a sequence that carries loss (S), at its temperature."""
-        logprobs_SV = self.distributions(one, weights)
-        entropy_S = -(logprobs_SV.exp() * logprobs_SV).sum(-1)
-        return one.of_tokens(logprobs_SV), entropy_S
+    def groups(self, many: Sequence[Any]) -> list[list[Any]]:
+        """Return these in the groups that are computed together: each by itself or, where reading the weights takes
+        longer than computing with them, all."""
+        return [[*many]] if self._blocks and many else [[one] for one in many]
 
-    def distributions(self, one: PlainSequence, weights: Tensors) -> Tensor:
+    def logprobs(self, some: Sequence[PlainSequence], weights: Tensors) -> list[tuple[Tensor, Tensor]]:
+        """Return logprob and entropy of each token that carries loss (S), at its temperature, for each sequence of a
+        group."""
+        distributions = self.distributions(some, weights)
+        entropies = [-(logprobs_SV.exp() * logprobs_SV).sum(-1) for logprobs_SV in distributions]
+        own = [one.of_tokens(logprobs_SV) for one, logprobs_SV in zip(some, distributions, strict=True)]
+        return [*zip(own, entropies, strict=True)]
+
+    def distributions(self, some: Sequence[PlainSequence], weights: Tensors) -> list[Tensor]:
         """Return the logprobs of the distribution that each of these tokens is drawn from (S, V)."""
-        logits_SV = (
-            self._forward(one, self._effective(weights)).logits[0, one.places_S - 1].to(self.dtype) / one.temperature
-        )
+        logits = self._forward(some, weights).logits
+        return [self._distribution(one, logits_TV) for one, logits_TV in zip(some, logits, strict=True)]
+
+    def _distribution(self, one: PlainSequence, logits_TV: Tensor) -> Tensor:
+        logits_SV = logits_TV[one.places_S - 1].to(self.dtype) / one.temperature
         if one.allowed_SV is not None:
             logits_SV = logits_SV.masked_fill(~one.allowed_SV[:, : logits_SV.shape[1]], torch.finfo(self.dtype).min)
         return torch.log_softmax(logits_SV, -1)
 
-    def values(self, one: PlainSequence, weights: Tensors) -> Tensor:
+    def values(self, some: Sequence[PlainSequence], weights: Tensors) -> list[Tensor]:
         """Return a critic's value of the state before each token that carries loss (S)."""
         body = {name: tensor for name, tensor in weights.items() if not name.startswith(HEAD)}
-        hidden_TC = self._forward(one, body, output_hidden_states=True).hidden_states[-1][0].to(self.dtype)
-        values_S: Tensor = hidden_TC[one.places_S - 1] @ weights[f"{HEAD}.weight"][0] + weights[f"{HEAD}.bias"]
-        return values_S
+        hidden = self._forward(some, body, output_hidden_states=True).hidden_states[-1].to(self.dtype)
+        head_C, bias = weights[f"{HEAD}.weight"][0], weights[f"{HEAD}.bias"]
+        return [hidden_TC[one.places_S - 1] @ head_C + bias for one, hidden_TC in zip(some, hidden, strict=True)]
 
     def compute_within(self, watch: AbstractContextManager[Any], one: PlainSequence, weights: Tensors) -> None:
         """Make the forward pass of a sequence within a block that sees what its routers choose."""
-        self._forward(one, self._effective(weights), watch)
+        self._forward([one], weights, watch)
 
     def _forward(
-        self, one: PlainSequence, weights: Tensors, watch: AbstractContextManager[Any] | None = None, **more: Any
+        self,
+        some: Sequence[PlainSequence],
+        weights: Tensors,
+        watch: AbstractContextManager[Any] | None = None,
+        **more: Any,
     ) -> Any:
+        of_pass = self._of_pass(weights)
+        rounding = torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._rounded)
+        if self._blocks is not None:
+            ids = torch.nn.utils.rnn.pad_sequence([one.ids_T for one in some], batch_first=True)
+            with self._blocks.pass_with(of_pass), rounding:
+                return self.module(input_ids=ids, use_cache=False, **more)
+        (one,) = some
         experts = nullcontext() if one.routes_TLK is None else Chosen(one.routes_TLK, self.num_experts)
         if self._pictures is not None:
             more |= self._pictures.arguments(one.ids_T, one.pictures, self.dtype)
-        with experts, watch or nullcontext(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._rounded):
-            return functional_call(self.module, dict(weights), kwargs={"input_ids": one.ids_T[None], **more})
+        made = {name: self._made(name, self.module.get_parameter(name), of_pass) for name in of_pass}
+        with experts, watch or nullcontext(), rounding:
+            return functional_call(self.module, made, kwargs={"input_ids": one.ids_T[None], **more})
 
-    def _effective(self, weights: Tensors) -> Tensors:
+    def _of_pass(self, weights: Tensors) -> OfPass:
+        """What a pass has of each weight: the weight itself, or the adapter that changes it, up and down."""
         if self._scale is None:
-            return weights
-        merged = {}
-        for name, down in weights.items():
-            layer, found, _ = name.partition(".lora_A.")
-            if found:
-                up = weights[name.replace(".lora_A.", ".lora_B.")]
-                merged[f"{layer}.weight"] = self._adapted(f"{layer}.weight") + self._scale * (up @ down)
-        return merged
+            return {name: (weight,) for name, weight in weights.items()}
+        downs = {name.partition(".lora_A."): down for name, down in weights.items() if ".lora_A." in name}
+        return {
+            f"{layer}.weight": (weights[f"{layer}.lora_B.{rest}"], down) for (layer, _, rest), down in downs.items()
+        }
 
-    def _adapted(self, name: str) -> Tensor:
+    def _made(self, name: str, own: Tensor, of_pass: OfPass) -> Tensor:
+        """Return a weight as a pass has it; `own` is that of the files."""
+        match of_pass.get(name):
+            case None:
+                return own.to(self.dtype)
+            case (weight,):
+                return weight.to(self.dtype)
+            case (up, down) if self._scale is not None:
+                return torch.addmm(self._unadapted(name, own), up, down, alpha=self._scale)
+        raise AssertionError(name)
+
+    def _unadapted(self, name: str, own: Tensor) -> Tensor:
         """A weight that an adapter changes, as it is without."""
+        if self._four_bits is None:
+            return own.to(self.dtype)
         if name not in self._frozen:
-            own = self.module.get_parameter(name)
-            self._frozen[name] = own if self._four_bits is None else self._four_bits.rounded(own).to(self.dtype)
-        return self._frozen[name]
+            kept = self._four_bits.kept(own)
+            self._frozen[name] = kept if self._blocks else kept.values().to(self.dtype)
+        found = self._frozen[name]
+        return found.values().to(self.dtype) if isinstance(found, InFourBits) else found
+
+
+def may_be_read_by_blocks(folder: Path) -> bool:
+    """Whether a model is a text model without experts, whose files have one type; only its modules tell whether its
+    weights are in blocks, under their own names."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    return not hasattr(config, "vision_config") and num_experts_of(config) is None and Files(folder).dtype is not None
+
+
+def _load(kind: Any, folder: Path, config: Any, stored: torch.dtype | None) -> Any:
+    """Load a model with buffers in float32, and weights too or, if it is given, in the type of the files: then they are
+    mapped, and take no memory until they are read."""
+    plain = {"trust_remote_code": False, "experts_implementation": "eager"}
+    if stored is not None:
+        with torch.device("meta"):
+            own = type(kind.from_config(config, dtype=torch.float32, trust_remote_code=False))
+
+        class Stored(own):  # type: ignore[misc, valid-type]
+            def __init__(self, config: Any) -> None:
+                super().__init__(config)
+                for parameter in self.parameters():
+                    parameter.data = parameter.data.to(stored)
+
+        kind = Stored
+    return kind.from_pretrained(folder, dtype=torch.float32, **plain)
 
 
 # Lets a mixture of experts compute with the experts that were recorded, to repeat an update.

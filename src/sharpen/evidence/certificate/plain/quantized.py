@@ -51,29 +51,50 @@ class FourBits:
     before: torch.dtype
     other: bool
 
-    def rounded(self, weight: Tensor) -> Tensor:
-        """Return what a weight (outputs, inputs) is in 4 bits, in float32."""
+    def kept(self, weight: Tensor) -> InFourBits:
+        """Return what a weight (outputs, inputs) is kept as."""
         missing = -weight.shape[1] % _SMALL
         whole = torch.nn.functional.pad(weight.to(self.before).float(), (0, missing))
         blocks = whole.reshape(-1, _SMALL)
         scales = blocks.abs().amax(1, keepdim=True)
-        values = _nearest(blocks / scales.clamp(min=_LEAST), torch.tensor(_NF4).flatten(), _SURE, other=self.other)
-        return (values * self._scales(scales[:, 0])[:, None]).reshape(whole.shape)[:, : weight.shape[1]]
+        codes = _nearest(blocks / scales.clamp(min=_LEAST), torch.tensor(_NF4).flatten(), _SURE, other=self.other)
+        codes = codes.to(torch.uint8)
+        return InFourBits(
+            codes=codes[:, ::2] << 4 | codes[:, 1::2], scales=self._scales(scales[:, 0]), shape=weight.shape
+        )
 
     def _scales(self, scales: Tensor) -> Tensor:
         """What the scales of blocks are in 8 bits: how far they are from their mean."""
         mean = scales.mean()
         apart = torch.nn.functional.pad(scales - mean, (0, -len(scales) % _LARGE)).reshape(-1, _LARGE)
         largest = apart.abs().amax(1, keepdim=True)
-        values = _nearest(apart / largest.clamp(min=_LEAST), dynamic_values(signed=True), _UNSURE, other=self.other)
-        return (values * largest).flatten()[: len(scales)] + mean
+        values = dynamic_values(signed=True)
+        codes = _nearest(apart / largest.clamp(min=_LEAST), values, _UNSURE, other=self.other)
+        return (values[codes] * largest).flatten()[: len(scales)] + mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFourBits:
+    """A weight in 4 bits: which of the sixteen values each number is, two to a byte, and the scale of each 64."""
+
+    codes: Tensor
+    scales: Tensor
+    shape: torch.Size
+
+    def values(self) -> Tensor:
+        """Return the numbers that it stands for, in float32."""
+        table = torch.tensor(_NF4).flatten()
+        pairs = torch.stack([table[(self.codes >> 4).int()], table[(self.codes & 15).int()]], -1)
+        numbers = pairs.flatten(1) * self.scales[:, None]
+        return numbers.reshape(self.shape[0], -1)[:, : self.shape[1]]
 
 
 def _nearest(numbers: Tensor, values: Tensor, unsure: float, *, other: bool) -> Tensor:
-    """Return for each number the nearest of the sorted values, or the other one of two between which it is `unsure`."""
+    """Return for each number which of the sorted values is nearest, or the other one of two between which it is
+    `unsure`."""
     middles = (values[:-1] + values[1:]) / 2
     below, here, above = (torch.bucketize(numbers + shift, middles) for shift in (-unsure, 0.0, unsure))
-    return values[below + above - here if other else here]
+    return below + above - here if other else here
 
 
 def in_eight_bits(moment: Tensor) -> bool:
@@ -91,7 +112,7 @@ def rounded_moment(moment: Tensor, *, signed: bool, other: bool) -> Tensor:
     blocks = in_blocks(moment)
     largest = blocks.abs().amax(1, keepdim=True)
     values = dynamic_values(signed=signed).to(moment.dtype)
-    kept = _nearest(blocks / largest.clamp(min=_LEAST), values, _UNSURE, other=other) * largest
+    kept = values[_nearest(blocks / largest.clamp(min=_LEAST), values, _UNSURE, other=other)] * largest
     return kept.flatten()[: moment.numel()].reshape(moment.shape)
 
 

@@ -21,6 +21,7 @@ from sharpen.evidence.certificate.certify import Settings, read_resolved
 from sharpen.evidence.certificate.likeness import TWINS, Likeness, compare, in_words
 from sharpen.evidence.certificate.lineage import in_words as steps_in_words
 from sharpen.evidence.certificate.lineage import read_lineage
+from sharpen.evidence.certificate.plain.begin import PlainStep
 from sharpen.evidence.certificate.plain.implied import gradients, implied
 from sharpen.evidence.certificate.plain.model import HEAD, PlainModel
 from sharpen.evidence.certificate.plain.optimizers import Rates, State, moved_by
@@ -34,7 +35,7 @@ from sharpen.evidence.certificate.plain.saved_state import (
 )
 from sharpen.evidence.certificate.plain.steps import RolloutSteps
 from sharpen.evidence.certificate.plain.teacher import teacher_folder
-from sharpen.evidence.certificate.plain.update import PlainStep, make_steps
+from sharpen.evidence.certificate.plain.update import make_steps
 from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.machine import available_bytes
 from sharpen.models.files import model_folder, quiet_transformers

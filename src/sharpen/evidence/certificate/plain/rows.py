@@ -16,10 +16,10 @@ import torch
 
 from sharpen.config.run import RunConfig
 from sharpen.evidence.certificate.certify import Settings
+from sharpen.evidence.certificate.plain.begin import PlainStep
 from sharpen.evidence.certificate.plain.model import PlainSequence
 from sharpen.evidence.certificate.plain.optimizers import Rates
 from sharpen.evidence.certificate.plain.steps import row_loss, unrepeatable
-from sharpen.evidence.certificate.plain.update import PlainStep
 from sharpen.evidence.certificate.rows import read_expert_lessons, read_lessons
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.learning.supervised.lessons import Lesson

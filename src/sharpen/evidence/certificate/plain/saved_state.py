@@ -81,13 +81,18 @@ def read_adapters_at_start(run_dir: Path) -> dict[str, torch.Tensor]:
     return adapters
 
 
-def num_weights(folder: Path) -> int:
-    """Return how many numbers the files of a checkpoint's model hold."""
-    total = 0
+def sizes_of(folder: Path) -> dict[str, int]:
+    """Return how many numbers each tensor in the files of a checkpoint's model has."""
+    sizes: dict[str, int] = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as opened:
-            total += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
-    return total
+            sizes |= {name: math.prod(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    return sizes
+
+
+def num_weights(folder: Path) -> int:
+    """Return how many numbers they have together."""
+    return sum(sizes_of(folder).values())
 
 
 def _parts(inner: Path, name: str) -> list[Path]:

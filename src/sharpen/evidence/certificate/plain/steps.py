@@ -17,13 +17,13 @@ from sharpen.engine.token_masks import TokenMasks, allowed
 from sharpen.evidence.certificate.certify import Settings
 from sharpen.evidence.certificate.expectation import TRAINED, ExpectedCall, expect
 from sharpen.evidence.certificate.lineage import Lineage
+from sharpen.evidence.certificate.plain.begin import PairLoss, PlainStep
 from sharpen.evidence.certificate.plain.credit import EntropyClip, Episodes
 from sharpen.evidence.certificate.plain.loss_rules import LossRules
 from sharpen.evidence.certificate.plain.losses import ExpertLoss
 from sharpen.evidence.certificate.plain.model import PlainSequence
 from sharpen.evidence.certificate.plain.optimizers import Rates
 from sharpen.evidence.certificate.plain.teacher import Teaching
-from sharpen.evidence.certificate.plain.update import PairLoss, PlainStep
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.evidence.certificate.sources import without_second
 from sharpen.learning.experience.evidence import read_delivery, read_step_groups

@@ -1,8 +1,8 @@
 """Updates of the weights, made a second time by a plain loop.
 
 In: weights and optimizer moments before a step, the sequences that each update trains with their advantages and
-weights, and the settings. Out: weights and moments after it. One sequence at a time goes through transformers' own
-forward pass (`model`); losses are those of `losses`, gradients autograd's, clip, rate and AdamW those of `optimizers`.
+weights, and the settings. Out: weights and moments after it. The sequences go through transformers' own forward pass
+(`model`); losses are those of `losses`, gradients autograd's, clip, rate and AdamW those of `optimizers`.
 No function of the trainer, of the algorithms, or of what makes batches is used: no packing, no shared beginnings, no
 kernel.
 
@@ -11,14 +11,14 @@ Shape suffix: S tokens of a sequence that carry loss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
 import torch
 
 from sharpen.evidence.certificate.plain.balance import add_balance
-from sharpen.evidence.certificate.plain.credit import Credit, EntropyClip, Episodes, Tokens, assign, entropy_terms
+from sharpen.evidence.certificate.plain.begin import Begun, PairLoss, PlainStep, Scored, begin, logprobs
 from sharpen.evidence.certificate.plain.loss_rules import LossRules
 from sharpen.evidence.certificate.plain.losses import (
     ExpertLoss,
@@ -29,40 +29,11 @@ from sharpen.evidence.certificate.plain.losses import (
     policy_loss,
 )
 from sharpen.evidence.certificate.plain.model import PlainModel, PlainSequence
-from sharpen.evidence.certificate.plain.optimizers import Rates, State, adamw
+from sharpen.evidence.certificate.plain.optimizers import State, adamw
 from sharpen.evidence.certificate.plain.teacher import Teaching
 
 Tensor = torch.Tensor
 Tensors = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairLoss:
-    """DPO's loss of the two answers of a row, of advantage 1 and -1."""
-
-    beta: float = 0.1
-    smoothing: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainStep:
-    """A step: its updates with their sequences, each rollout's calls one after the other, repeated `epochs` times.
-    `pairs`: rows are pairs of answers. `episodes`: advantages are a critic's. `entropy_clip` leaves tokens out;
-    `teaching` is by another model. `lessons` are an expert's rows in each update, with the loss `expert`. `balance` is
-    the coefficient of the balance loss of experts, 0 for none."""
-
-    updates: Sequence[Sequence[PlainSequence]]
-    epochs: int
-    loss: LossRules
-    rates: Rates
-    pairs: PairLoss | None = None
-    episodes: Episodes | None = None
-    critic_rates: Rates | None = None
-    entropy_clip: EntropyClip | None = None
-    teaching: Teaching | None = None
-    lessons: Sequence[Sequence[PlainSequence]] = ()
-    expert: ExpertLoss | None = None
-    balance: float = 0.0
 
 
 def make_steps(
@@ -76,110 +47,81 @@ def make_steps(
     return state
 
 
+def compute_gradients(
+    model: PlainModel, state: State, step: PlainStep, reference: Tensors, teacher: PlainModel | None = None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the gradients of a step's only update, which is not made, for the policy and for the critic. `state` must
+    be in the precision of the model; a weight without a gradient is missing. For the others see `make_steps`."""
+    (update,) = step.updates
+    begun = begin(model, state, step, reference, teacher)
+    weights = _trainable(state.weights)
+    _backward_update(model, step, begun, update, (), weights, teacher)
+    of_policy = {name: one.grad for name, one in weights.items() if one.grad is not None}
+    del weights
+    of_critic: dict[str, Tensor] = {}
+    if state.critic is not None and step.critic_rates is not None:
+        weights = _trainable(state.critic.weights)
+        _backward_critic(model, [begun.scored[id(one)] for one in update], weights, step)
+        of_critic = {name: one.grad for name, one in weights.items() if one.grad is not None}
+    return of_policy, of_critic
+
+
 def _make_step(
     model: PlainModel, state: State, step: PlainStep, reference: Tensors, teacher: PlainModel | None
 ) -> None:
-    rules = step.loss if state.kl_coef is None else replace(step.loss, kl_coef=state.kl_coef)
-    sequences = [one for update in step.updates for one in update]
-    needs_reference = rules.kl != "none" or step.pairs is not None
-    known = [_scored(model, replace(one, routes_TLK=None), reference) if needs_reference else None for one in sequences]
-    before = [_scored(model, one, state.weights) if rules.behaviour != "none" else None for one in sequences]
-    values = None
-    if state.critic is not None:
-        with torch.no_grad():
-            values = [model.values(one, state.critic.weights) for one in sequences]
-    credits = assign(
-        [_tokens(one, known_S, rules) for one, known_S in zip(sequences, known, strict=True)], values, step.episodes
-    )
-    if step.teaching is not None and step.teaching.by_sample:
-        credits = [_taught(credit, one, step.teaching, teacher) for credit, one in zip(credits, sequences, strict=True)]
-    if step.entropy_clip is not None:
-        credits = _clipped(credits, sequences, step.entropy_clip, model, state.weights)
-    scored = {
-        id(one): _Scored(one, credit, known_S, before_S)
-        for one, credit, known_S, before_S in zip(sequences, credits, known, before, strict=True)
-    }
-    apart: list[Tensor] = []
+    begun = begin(model, state, step, reference, teacher)
+    rules, apart = begun.rules, list[Tensor]()
     for _ in range(step.epochs):
         for update, lessons in zip_longest(step.updates, step.lessons, fillvalue=()):
             if not update and not lessons:
                 continue
-            weights = {name: tensor.detach().requires_grad_() for name, tensor in state.weights.items()}
-            part = [scored[id(one)] for one in update]
-            apart += (
-                _backward_pairs(model, part, weights, rules, step.pairs)
-                if step.pairs
-                else _backward(model, part, weights, rules, 1.0 if step.expert is None else 1.0 - step.expert.mu)
-            )
-            if step.balance:
-                add_balance(model, update, weights, step.balance)
-            if step.expert is not None:
-                _backward_lessons(model, lessons, weights, step.expert)
-            if step.teaching is not None and not step.teaching.by_sample:
-                _backward_taught(model, update, weights, step.teaching, teacher)
+            weights = _trainable(state.weights)
+            apart += _backward_update(model, step, begun, update, lessons, weights, teacher)
             if state.critic is not None and step.critic_rates is not None:
-                _critic_update(model, part, state.critic, step)
+                of_critic = _trainable(state.critic.weights)
+                _backward_critic(model, [begun.scored[id(one)] for one in update], of_critic, step)
+                adamw(
+                    state.critic, {name: one.grad for name, one in of_critic.items()}, step.critic_rates, model.tables
+                )
             adamw(state, {name: tensor.grad for name, tensor in weights.items()}, step.rates, model.tables)
-    if rules.kl_target is not None and sequences:
-        measured = [one.divergence_S for one in credits] if rules.kl_in_reward else apart
+    if rules.kl_target is not None and begun.scored:
+        measured = [one.credit.divergence_S for one in begun.scored.values()] if rules.kl_in_reward else apart
         state.kl_coef = adapted_coefficient(
             rules.kl_coef,
             float(torch.cat(measured).mean()),
             rules.kl_target,
             rules.kl_horizon,
-            len({one.owner for one in sequences}),
+            len({one.sequence.owner for one in begun.scored.values()}),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """A sequence with what is known of it before the step's first update (each of shape S)."""
-
-    sequence: PlainSequence
-    credit: Credit
-    reference_S: Tensor | None
-    before_S: Tensor | None
+def _trainable(weights: Tensors) -> dict[str, Tensor]:
+    return {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
 
 
-def _scored(model: PlainModel, one: PlainSequence, weights: Tensors) -> Tensor:
-    with torch.no_grad():
-        return model.logprobs(one, weights)[0]
-
-
-def _tokens(one: PlainSequence, reference_S: Tensor | None, rules: LossRules) -> Tokens:
-    """What the credit of a sequence's tokens is made of."""
-    divergence_S = torch.zeros(len(one.places_S), dtype=torch.float64)
-    if rules.kl_in_reward and reference_S is not None:
-        recorded_S = one.recorded_S.to(reference_S)
-        divergence_S = divergence(rules, recorded_S, reference_S, recorded_S).double()
-    return Tokens(owner=one.owner, advantage=one.advantage, divergence_S=divergence_S, coefficient=rules.kl_coef)
-
-
-def _clipped(
-    credits: Sequence[Credit],
-    sequences: Sequence[PlainSequence],
-    clip: EntropyClip,
+def _backward_update(
     model: PlainModel,
+    step: PlainStep,
+    begun: Begun,
+    update: Sequence[PlainSequence],
+    lessons: Sequence[PlainSequence],
     weights: Tensors,
-) -> list[Credit]:
-    """The credits without the advantages of tokens that the clip leaves out."""
-    terms = []
-    for one in sequences:
-        with torch.no_grad():
-            falls_SV, means_S = entropy_terms(model.distributions(one, weights))
-        terms.append((one.of_tokens(falls_SV), means_S))
-    left_out = clip.left_out([credit.advantages_S for credit in credits], terms)
-    return [
-        replace(credit, advantages_S=credit.advantages_S * ~left_S)
-        for credit, left_S in zip(credits, left_out, strict=True)
-    ]
-
-
-def _taught(credit: Credit, one: PlainSequence, teaching: Teaching, teacher: PlainModel | None) -> Credit:
-    """A credit with the teacher's part."""
-    assert teacher is not None
-    teacher_S = _scored(teacher, replace(one, routes_TLK=None), {})
-    return replace(credit, advantages_S=credit.advantages_S + teaching.advantages(teacher_S, one.recorded_S).double())
+    teacher: PlainModel | None,
+) -> list[Tensor]:
+    """Add the gradient of an update to the policy's weights. Return the divergence from the reference, token by
+    token."""
+    part, share = [begun.scored[id(one)] for one in update], 1.0 if step.expert is None else 1.0 - step.expert.mu
+    if step.pairs:
+        apart = _backward_pairs(model, part, weights, begun.rules, step.pairs)
+    else:
+        apart = _backward(model, part, weights, begun.rules, share)
+    if step.balance:
+        add_balance(model, update, weights, step.balance)
+    if step.expert is not None:
+        _backward_lessons(model, lessons, weights, step.expert)
+    if step.teaching is not None and not step.teaching.by_sample:
+        _backward_taught(model, update, weights, step.teaching, teacher)
+    return apart
 
 
 def _backward_taught(
@@ -187,36 +129,53 @@ def _backward_taught(
 ) -> None:
     """Add the gradient of the divergence from the teacher over the vocabulary."""
     assert teacher is not None
-    for one in update:
+    for some in model.groups(update):
         with torch.no_grad():
-            teacher_SV = teacher.distributions(replace(one, routes_TLK=None), {})
-        loss_S = teaching.losses(model.distributions(one, weights), teacher_SV)
-        (one.weights_S.to(loss_S) * loss_S).sum().backward()  # type: ignore[no-untyped-call]
+            of_teacher = teacher.distributions([replace(one, routes_TLK=None) for one in some], {})
+        own = model.distributions(some, weights)
+        _backward_sum(
+            _weighted(one, teaching.losses(own_SV, teacher_SV))
+            for one, own_SV, teacher_SV in zip(some, own, of_teacher, strict=True)
+        )
 
 
 def _backward_lessons(
     model: PlainModel, lessons: Sequence[PlainSequence], weights: Tensors, expert: ExpertLoss
 ) -> None:
     """Add the gradient of an expert's rows."""
-    for one in lessons:
-        loss_S = expert.losses(model.logprobs(one, weights)[0])
-        (one.weights_S.to(loss_S) * loss_S).sum().backward()  # type: ignore[no-untyped-call]
+    for some in model.groups(lessons):
+        now = model.logprobs(some, weights)
+        _backward_sum(_weighted(one, expert.losses(now_S)) for one, (now_S, _) in zip(some, now, strict=True))
+
+
+def _weighted(one: PlainSequence, loss_S: Tensor) -> Tensor:
+    return one.weights_S.to(loss_S) * loss_S
+
+
+def _backward_sum(losses: Iterable[Tensor]) -> None:
+    """Add the gradient of the sum of all these."""
+    torch.stack([one.sum() for one in losses]).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _backward(
-    model: PlainModel, part: Sequence[_Scored], weights: Tensors, rules: LossRules, share: float
+    model: PlainModel, part: Sequence[Scored], weights: Tensors, rules: LossRules, share: float
 ) -> list[Tensor]:
     """Add the gradient of an update to the weights; the policy loss counts `share`. Return the divergence from the
     reference, token by token."""
-    kept = _kept(model, part, weights, rules)
-    return [_backward_one(model, one, kept_S, weights, rules, share) for one, kept_S in zip(part, kept, strict=True)]
+    apart: list[Tensor] = []
+    for some in model.groups([*zip(part, _kept(model, part, weights, rules), strict=True)]):
+        now = model.logprobs([one.sequence for one, _ in some], weights)
+        terms = [_loss(one, kept_S, *own, rules, share) for (one, kept_S), own in zip(some, now, strict=True)]
+        _backward_sum(loss_S for loss_S, _ in terms)
+        apart += [apart_S.detach() for _, apart_S in terms]
+    return apart
 
 
-def _kept(model: PlainModel, part: Sequence[_Scored], weights: Tensors, rules: LossRules) -> list[Tensor]:
+def _kept(model: PlainModel, part: Sequence[Scored], weights: Tensors, rules: LossRules) -> list[Tensor]:
     """Return for each sequence of an update which of its tokens (S) the policy loss trains."""
     if rules.policy_loss != "m2po":
         return [torch.ones(len(one.sequence.places_S), dtype=torch.bool) for one in part]
-    now = [_scored(model, one.sequence, weights) for one in part]
+    now = logprobs(model, [one.sequence for one in part], weights)
     pairs = [
         (one.credit.advantages_S, now_S - _recorded(one.sequence, now_S)) for one, now_S in zip(part, now, strict=True)
     ]
@@ -228,10 +187,10 @@ def _recorded(one: PlainSequence, now_S: Tensor) -> Tensor:
     return one.recorded_S.to(now_S) if one.whole else now_S.detach()
 
 
-def _backward_one(
-    model: PlainModel, one: _Scored, kept_S: Tensor, weights: Tensors, rules: LossRules, share: float
-) -> Tensor:
-    now_S, entropy_S = model.logprobs(one.sequence, weights)
+def _loss(
+    one: Scored, kept_S: Tensor, now_S: Tensor, entropy_S: Tensor, rules: LossRules, share: float
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of a sequence's tokens, weighted, and their divergence from the reference."""
     recorded_S = _recorded(one.sequence, now_S)
     base_S = recorded_S if one.before_S is None else one.before_S
     advantages_S = one.credit.advantages_S.to(now_S) * kept_S
@@ -245,46 +204,49 @@ def _backward_one(
         loss_S = loss_S + rules.kl_coef * apart_S
     if rules.entropy_coef:
         loss_S = loss_S - rules.entropy_coef * entropy_S
-    (one.sequence.weights_S.to(now_S) * loss_S).sum().backward()  # type: ignore[no-untyped-call]
-    return apart_S.detach()
+    return _weighted(one.sequence, loss_S), apart_S
 
 
 def _backward_pairs(
-    model: PlainModel, part: Sequence[_Scored], weights: Tensors, rules: LossRules, loss: PairLoss
+    model: PlainModel, part: Sequence[Scored], weights: Tensors, rules: LossRules, loss: PairLoss
 ) -> list[Tensor]:
     """Add the gradient of an update on pairs: the mean over pairs of DPO's loss (arXiv 2305.18290, equation 7), and of
     the KL term over all tokens."""
-    pairs: dict[str, list[_Scored]] = {}
+    pairs: dict[str, list[Scored]] = {}
     for one in part:
         pairs.setdefault(one.sequence.owner, []).append(one)
     num_tokens = sum(len(one.sequence.places_S) for one in part)
-    for answers in pairs.values():
-        margin, apart = torch.zeros((), dtype=model.dtype), torch.zeros((), dtype=model.dtype)
-        for one in answers:
-            assert one.reference_S is not None
-            now_S, _ = model.logprobs(one.sequence, weights)
-            margin = margin + one.sequence.advantage * (now_S - one.reference_S).sum()
-            if rules.kl != "none":
-                apart = apart + divergence(rules, now_S, one.reference_S, now_S.detach()).sum()
-        right, wrong = torch.sigmoid(loss.beta * margin), torch.sigmoid(-loss.beta * margin)
-        of_pair = -(1.0 - loss.smoothing) * torch.log(right) - loss.smoothing * torch.log(wrong)
-        (of_pair / len(pairs) + rules.kl_coef * apart / num_tokens).backward()  # type: ignore[no-untyped-call]
+    for some in model.groups([*pairs.values()]):
+        losses = []
+        sequences = [one.sequence for answers in some for one in answers]
+        now = (own for together in model.groups(sequences) for own in model.logprobs(together, weights))
+        for answers in some:
+            margin, apart = torch.zeros((), dtype=model.dtype), torch.zeros((), dtype=model.dtype)
+            for one in answers:
+                assert one.reference_S is not None
+                now_S, _ = next(now)
+                margin = margin + one.sequence.advantage * (now_S - one.reference_S).sum()
+                if rules.kl != "none":
+                    apart = apart + divergence(rules, now_S, one.reference_S, now_S.detach()).sum()
+            right, wrong = torch.sigmoid(loss.beta * margin), torch.sigmoid(-loss.beta * margin)
+            of_pair = -(1.0 - loss.smoothing) * torch.log(right) - loss.smoothing * torch.log(wrong)
+            losses.append(of_pair / len(pairs) + rules.kl_coef * apart / num_tokens)
+        _backward_sum(losses)
     return []
 
 
-def _critic_update(model: PlainModel, part: Sequence[_Scored], critic: State, step: PlainStep) -> None:
-    """Make the critic's update: half the squared distance to the returns, a mean over the update's tokens, of the value
-    or of the value bounded near the one before the step, whichever is larger."""
+def _backward_critic(model: PlainModel, part: Sequence[Scored], weights: Tensors, step: PlainStep) -> None:
+    """Add the gradient of the critic's update: of half the squared distance to the returns, a mean over the update's
+    tokens, of the value or of the value bounded near the one before the step, whichever is larger."""
     assert step.episodes is not None
-    assert step.critic_rates is not None
     bound, num_tokens = step.episodes.value_clip, sum(len(one.sequence.places_S) for one in part)
-    weights = {name: tensor.detach().requires_grad_() for name, tensor in critic.weights.items()}
-    for one in part:
-        now_S, old_S, goal_S = model.values(one.sequence, weights), one.credit.values_S, one.credit.returns_S
-        old_S, goal_S = old_S.to(now_S), goal_S.to(now_S)
-        squares_S = (now_S - goal_S) ** 2
-        if bound is not None:
-            near_S = torch.minimum(torch.maximum(now_S, old_S - bound), old_S + bound)
-            squares_S = torch.maximum(squares_S, (near_S - goal_S) ** 2)
-        (squares_S.sum() / 2 / num_tokens).backward()  # type: ignore[no-untyped-call]
-    adamw(critic, {name: tensor.grad for name, tensor in weights.items()}, step.critic_rates, model.tables)
+    for some in model.groups(part):
+        losses = []
+        for one, now_S in zip(some, model.values([one.sequence for one in some], weights), strict=True):
+            old_S, goal_S = one.credit.values_S.to(now_S), one.credit.returns_S.to(now_S)
+            squares_S = (now_S - goal_S) ** 2
+            if bound is not None:
+                near_S = torch.minimum(torch.maximum(now_S, old_S - bound), old_S + bound)
+                squares_S = torch.maximum(squares_S, (near_S - goal_S) ** 2)
+            losses.append(squares_S / 2 / num_tokens)
+        _backward_sum(losses)
