@@ -56,12 +56,13 @@ def add_adapters(module: Any, lora: LoraConfig, dtype: torch.dtype | None = None
             continue
         if lora.base == "nf4":
             layer.base_layer = NF4Linear(layer.base_layer)
-        layer.__class__ = _faster(type(layer))  # a function of its own would make a circle, which keeps its weights
+        kind: Any = type(layer)
+        layer.__class__ = _faster(kind)  # a function of its own would make a circle, which keeps its weights
     return settings
 
 
 @functools.cache
-def _faster(kind: type) -> type:
+def _faster(kind: Any) -> Any:
     """Return peft's kind of layer with `_forward`."""
     return type(kind.__name__, (kind,), {"forward": _forward})
 
@@ -79,8 +80,9 @@ def _forward(layer: Any, x: torch.Tensor) -> torch.Tensor:
     down, up, scale = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER], layer.scaling[ADAPTER]
     small = down(x if rounds else x.to(down.weight.dtype))
     update = up(small if scale == 1.0 else small * scale)
-    base: torch.Tensor = layer.base_layer(x)
-    return (base + update).to(base.dtype)
+    base = layer.base_layer(x)
+    adapted: torch.Tensor = (base + update).to(base.dtype)
+    return adapted
 
 
 @contextmanager
