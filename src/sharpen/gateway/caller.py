@@ -74,7 +74,8 @@ _by_port: weakref.WeakValueDictionary[int, Connections] = weakref.WeakValueDicti
 """The `Connections` of each listening port."""
 _hook_installed = False
 MAX_UNUSED = 1024
-"""With more connections than this that sent no request, closed ones are removed."""
+"""With more connections than this that sent no request, closed ones are removed; again, once they are twice as many as
+were left."""
 
 
 class Connections:
@@ -84,6 +85,7 @@ class Connections:
         self._who_calls = who_calls
         self._opening: deque[tuple[weakref.ref[socket.socket], Caller]] = deque()
         self._opened: dict[int, tuple[weakref.ref[socket.socket], Caller]] = {}
+        self._most = MAX_UNUSED
         _by_port[port] = self
         _install_hook()
 
@@ -102,8 +104,9 @@ class Connections:
                 self._opening.append((reference, caller))
             elif bound is not None:
                 self._opened[bound] = (reference, caller)
-        if len(self._opened) > MAX_UNUSED:
+        if len(self._opened) > self._most:
             self._opened = {one: opened for one, opened in self._opened.items() if _local_port(opened[0]) == one}
+            self._most = max(MAX_UNUSED, 2 * len(self._opened))
         opened = self._opened.pop(port, None)
         if opened is None or _local_port(opened[0]) != port:  # closed, and the port is another's now
             return None
