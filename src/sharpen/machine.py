@@ -34,12 +34,25 @@ def total_bytes() -> int:
     return total if limit is None else min(total, limit)
 
 
-def return_freed_bytes() -> None:
+class _Mallinfo2(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    )
+
+
+def return_freed_bytes(least: int = 0) -> None:
     """Give back to the system what this process has freed in blocks that its allocator keeps, and finds too small for
-    what comes next: after a training step of a large model more than a GB. Where the allocator has no such function
-    (it is glibc's), nothing is given back."""
+    what comes next: after a training step of a large model more than a GB. Less than `least` bytes stay: they would
+    soon be asked for again, page by page. Where the allocator has no such functions (they are glibc's), nothing is
+    given back."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
+        library = ctypes.CDLL(None)
+        library.mallinfo2.restype = _Mallinfo2
+        if library.mallinfo2().fordblks >= least:
+            library.malloc_trim(0)
 
 
 def num_cores() -> int:
