@@ -1,17 +1,20 @@
-"""The embedded engine at real sizes on two CPU threads, in bfloat16, against what the machine allows.
+"""Engine and trainer at real sizes on two CPU threads, in bfloat16, against what the machine allows.
 
 In: nothing (models of Qwen3's shape with random weights are made here). Out: a table and `bench/out/real.json`. A model
-of 100M parameters (vocabulary 16,384) and one of 0.6B (Qwen3-0.6B's shape, vocabulary 151,936) do two works:
+of 100M parameters (vocabulary 16,384) and one of 0.6B (Qwen3-0.6B's shape, vocabulary 151,936) do three works:
 
 - decode: 32 requests whose prompt of 200 tokens is cached sample 12 tokens each;
-- prefill: 2 prompts of 256 tokens, one token sampled each.
+- prefill: 2 prompts of 256 tokens, one token sampled each;
+- training: one update of adapters (rank 16) by 8 answers of 112 tokens to a prompt of 128, with gradient checkpointing.
 
 The limit is measured in the same run: the products of a step with all weights, by the fastest of three ways (rows
 first, weight first, weight packed beforehand by oneDNN), and the keys and values that decoding reads, at the bandwidth
 of a sum over memory. Beside the engine as it is, it runs with settings of before: all products rows first, and (of
 adapters beside shared weights) the model's own modules. These take turns; medians are compared, and shares of the limit
 are reported. vLLM's build for CPUs does the same works if `.venv-vllm` is there (`make .venv-vllm/installed`), in its
-own process, afterwards.
+own process, afterwards. Training's limit is the products of two forward passes and one backward pass to the inputs
+(the output layer: one and one). TRL trains the same answers if `.venv-trl` is there (`make .venv-trl/installed`), by
+its `SFTTrainer`, padded, without ratios and advantages (`trl/micro_step.py`).
 
     python bench/real.py [--repeats 3] [--only 100M]
 """
@@ -33,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from report import finish
+from report import finish, table
 from torch.nn.functional import linear
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -45,6 +48,7 @@ SHAPES = {
 }
 HEADS = {"tiny": (4, 2, 32), "100M": (12, 4, 64), "0.6B": (16, 8, 128)}
 ROWS, CACHED, NEW, PROMPTS, PROMPT = 32, 200, 12, 2, 256
+ANSWERS, ANSWER, QUESTION = 8, 112, 128
 
 
 def make_model(size: str) -> Any:
@@ -82,8 +86,9 @@ def median(measured: Callable[[], object], repeats: int) -> float:
 
 
 @torch.inference_mode()
-def products_seconds(model: Any, rows: int, output_rows: int, repeats: int) -> float:
-    """Seconds of the products of one step, by the fastest way of each."""
+def products_seconds(model: Any, rows: int, output_rows: int, repeats: int, passes: tuple[int, int] = (1, 1)) -> float:
+    """Seconds of the products of one step, by the fastest way of each. `passes`: how often layers and output layer are
+    computed."""
     config = model.config
     width, inner = config.hidden_size, config.intermediate_size
     heads = config.num_attention_heads * config.head_dim
@@ -91,7 +96,7 @@ def products_seconds(model: Any, rows: int, output_rows: int, repeats: int) -> f
     layer = [(qkv, width), (width, heads), (2 * inner, width), (width, inner)]
     layers = int(config.num_hidden_layers)
     output = fastest((int(config.vocab_size), width), output_rows, repeats)
-    return layers * sum(fastest(shape, rows, repeats) for shape in layer) + output
+    return passes[0] * layers * sum(fastest(shape, rows, repeats) for shape in layer) + passes[1] * output
 
 
 def fastest(shape: tuple[int, int], rows: int, repeats: int) -> float:
@@ -226,6 +231,78 @@ def measure_vllm(folder: str, repeats: int) -> None:
     print(json.dumps(medians([speeds(run, repeat) for repeat in range(repeats + 1)][1:])))
 
 
+def training_seconds(folder: str, repeats: int) -> float:
+    """Median seconds of our update."""
+    from trainer import Batch, make_experience
+
+    from sharpen.config.run import LossConfig
+    from sharpen.config.trainer import LoraConfig, TrainerConfig
+    from sharpen.learning.algorithm.resolve import resolve
+    from sharpen.learning.trainer.lora import load_trained
+    from sharpen.learning.trainer.parity import Tolerance
+    from sharpen.learning.trainer.trainer import Trainer
+
+    config = TrainerConfig(
+        dtype="bfloat16",
+        max_tokens_per_micro_batch=1024,
+        gradient_checkpointing=True,
+        lora=LoraConfig(rank=16, base="shared"),
+    )
+    trainer = Trainer(
+        load_trained(folder, config, torch.device("cpu")),
+        algorithm=resolve("grpo", LossConfig(kl="none", kl_coef=None), ANSWERS),
+        config=config,
+        learning_rate=1e-4,
+        planned_updates=repeats + 1,
+        tolerance=Tolerance(mean=None, max=None),
+    )
+    weight = 1 / (ANSWERS * ANSWER)
+    answers = [
+        make_experience(0, number, ids, QUESTION, weight, (-1.0) ** number) for number, ids in enumerate(sequences())
+    ]
+    return median(lambda: trainer.train_step([Batch(experiences=tuple(answers))]), repeats)
+
+
+def sequences() -> list[list[int]]:
+    """The question with each of its answers."""
+    (question,) = prompts(1, QUESTION, 0)
+    return [question + answer for answer in prompts(ANSWERS, ANSWER, 1)]
+
+
+def trl_seconds(python: Path, folder: str, repeats: int) -> float | None:
+    """Median seconds of TRL's step, in its own environment; None if that is not there."""
+    if not python.exists():
+        print(f"no TRL here ({python}): its side is left out", flush=True)
+        return None
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "sequences.json"
+        path.write_text(json.dumps([[ids, QUESTION] for ids in sequences()]), encoding="utf-8")
+        script = ROOT / "bench/trl/micro_step.py"
+        command = [str(python), str(script), "--model", folder, "--sequences", str(path), "--repeats", str(repeats)]
+        settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
+        done = subprocess.run(command, env=os.environ | settings, stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def compare_training(size: str, python: Path, repeats: int) -> tuple[list[list[object]], dict[str, float]]:
+    """Rows of the table, and ratios, of one size: trained tokens a second."""
+    model = make_model(size)
+    trained = ANSWERS * ANSWER
+    limit = products_seconds(model, QUESTION + trained, trained, repeats, (3, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        del model
+        seconds = {"trainer": training_seconds(folder, repeats)}
+        if (other := trl_seconds(python, folder, repeats)) is not None:
+            seconds["TRL"] = other
+    rows: list[list[object]] = [[size, "limit", trained / limit, 1.0]]
+    rows += [[size, side, trained / taken, limit / taken] for side, taken in seconds.items()]
+    values = {"training_share": limit / seconds["trainer"]}
+    if other is not None:
+        values["training_vs_trl"] = other / seconds["trainer"]
+    return rows, {f"{name}_{size}": value for name, value in values.items()}
+
+
 def compare(size: str, python: Path, repeats: int) -> tuple[list[list[object]], dict[str, float]]:
     """Rows of the table, and ratios, of one size."""
     limit = limits(make_model(size), 2 * repeats + 1)
@@ -257,6 +334,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", choices=SHAPES, help="one size; tiny is for tests")
     parser.add_argument("--vllm-python", type=Path, default=ROOT / ".venv-vllm/bin/python")
+    parser.add_argument("--trl-python", type=Path, default=ROOT / ".venv-trl/bin/python")
     parser.add_argument("--vllm-model", default="", help="measure vLLM alone, from its environment: a model's folder")
     arguments = parser.parse_args()
     if arguments.vllm_model:
@@ -264,10 +342,14 @@ def main() -> int:
         return 0
     torch.set_num_threads(2)
     rows: list[list[object]] = []
+    training: list[list[object]] = []
     ratios: dict[str, float] = {}
     for size in [arguments.only] if arguments.only else ["100M", "0.6B"]:
         more, values = compare(size, arguments.vllm_python, arguments.repeats)
         rows, ratios = rows + more, ratios | values
+        more, values = compare_training(size, arguments.trl_python, arguments.repeats)
+        training, ratios = training + more, ratios | values
+    print(f"\n{table(['size', 'side', 'trained tok/s', 'of the limit'], training)}")
     header = ["size", "side", "decode tok/s", "prefill tok/s", "of the limit", "of the limit"]
     return finish("real", header=header, rows=rows, ratios=ratios)
 

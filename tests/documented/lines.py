@@ -58,6 +58,7 @@ ELSEWHERE = {
     "bench/agentscope_overhead.py": "tests/agentscope/test_agentscope_overhead.py",
     "bench/release_check.py": "tests/benches/test_release_check.py",
     "bench/trl/evaluate.py": "bench/trl/compare.py",
+    "bench/trl/micro_step.py": "bench/real.py",
     "bench/trl/ours.py": "bench/trl/compare.py",
     "bench/trl/peer.py": "bench/trl/compare.py",
     "examples/math_agent/gsm8k.py": "tests/agentscope/test_agentscope1_math_agent.py",
