@@ -38,7 +38,10 @@ class AtOnce:
     def __init__(self, settings: EngineSettings) -> None:
         questions = [json.loads(line)["question"] for line in QUESTIONS.read_text().splitlines()[:400]]
         ids = [settings.tokenizer.encode(f"{question} ", add_special_tokens=False) for question in questions]
-        self._text = np.concatenate(ids).astype(np.int32)
+        self._places = sum(map(len, ids))
+        self._ids = np.resize(np.concatenate(ids).astype(np.int32), self._places + settings.max_model_len)
+        self._logprobs = np.full(settings.max_model_len, -ENTROPY, np.float32)
+        self._versions = np.zeros(settings.max_model_len, np.int32)
         self.max_model_len, self.version = settings.max_model_len, 0
         self.hold = 0
         self.when_full: Any = None
@@ -55,17 +58,16 @@ class AtOnce:
             await self._join()
         size = request.sampling.max_tokens
         assert size is not None, "the agents here say how many tokens they want"
-        places = (request.noise + np.arange(size, dtype=np.uint64)) % np.uint64(len(self._text))
+        place = request.noise % self._places
         return Generation(
-            ids=self._text[places],
-            logprobs=np.full(size, -ENTROPY, np.float32),
-            versions=np.full(size, self.version, np.int32),
+            ids=self._ids[place : place + size].copy(),  # of its own, as memory is measured
+            logprobs=self._logprobs[:size].copy(),
+            versions=self._versions[:size].copy(),
             finish_reason="length",
         )
 
     async def load(self, version: int, tensors: Mapping[str, Any]) -> None:
-        """Have this version."""
-        self.version = version
+        """Nothing to load: `NoTrainer` has no new version."""
 
     async def close(self) -> None:
         """Nothing to close."""

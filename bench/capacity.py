@@ -264,13 +264,15 @@ def row_of(case: Case, cost: Cost) -> tuple[object, ...]:
 
 def kilobytes_in_flight(found: list[tuple[Case, Cost]], way: str) -> float | None:
     """Return the slope of resident memory over rollouts in flight."""
-    points = [
-        (case.rollouts, cost.memory) for case, cost in found if case.way == way and cost.memory and not case.workers
-    ]
-    points = [(count, memory) for count, memory in points if memory]
+    points = [(case.rollouts, cost.memory) for case, cost in found if case.way == way and cost.memory]
     if len({count for count, _ in points}) < 2:
         return None
     return float(np.polyfit([count for count, _ in points], [memory for _, memory in points], 1)[0]) / 1e3
+
+
+def kept(found: list[tuple[Case, Cost]]) -> list[dict[str, Any]]:
+    """Return what was measured as JSON."""
+    return [{"case": asdict(case), "cost": asdict(cost)} for case, cost in found]
 
 
 def costs_of(found: list[tuple[Case, Cost]]) -> list[scale.Costs]:
@@ -312,6 +314,8 @@ def main() -> int:
         found = []
         for case in cases_of(arguments):
             found.append((case, cost := apart(run, case)))
+            report.OUT.mkdir(parents=True, exist_ok=True)  # what is cut off leaves what it measured
+            (report.OUT / "capacity.json").write_text(json.dumps({"cases": kept(found)}))
             print(f"  {case}: {cost.rollouts_s:.2f} s rollouts, {cost.step_s:.2f} s after", flush=True)
     least = min(case.tokens for case, _ in found)
     one_shape = [(case, cost) for case, cost in found if (case.calls, case.tokens) == (1, least)]
@@ -325,7 +329,7 @@ def main() -> int:
         ),
         rows=[row_of(case, cost) for case, cost in found],
         ratios=ratios,
-        extra={"cases": [{"case": asdict(case), "cost": asdict(cost)} for case, cost in found]},
+        extra={"cases": kept(found)},
     )
     if costs := costs_of(found):
         print(f"\n{scale.__doc__}")

@@ -32,7 +32,9 @@ def test_rollouts_ahead_hide_what_is_shorter_than_they(scale):
     last = scale.Durations(rollouts=10.0, step=1.0, train=4.0, weights=0.5)
     assert scale.seconds(scale.STYLES["fully_async"], last) == pytest.approx(scale.STEPS * 10.0 + 5.5)
     first = scale.Durations(rollouts=4.0, step=1.0, train=10.0, weights=0.5)
-    assert scale.seconds(scale.STYLES["fully_async"], first) == pytest.approx(4.0 + scale.STEPS * 11.0 + (scale.STEPS - 2) * 0.5)
+    assert scale.seconds(scale.STYLES["fully_async"], first) == pytest.approx(
+        4.0 + scale.STEPS * 11.0 + (scale.STEPS - 2) * 0.5
+    )
 
 
 def test_what_gpus_need_by_hand(scale):
