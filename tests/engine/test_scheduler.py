@@ -90,6 +90,29 @@ def test_sparse_slots_are_compacted() -> None:
     assert_right(requests, asyncio.run(scenario()))
 
 
+def test_slots_of_agents_that_come_back_are_not_moved_for_a_few_steps() -> None:
+    """Sixteen conversations of 100 tokens in two halves that take turns. Whoever moves slots as soon as they are sparse
+    moves the upper half down and up again in each turn: some 8 x 100 positions twice, in place of 16 rows x 3 steps."""
+    model = make_model("qwen3")
+    model.generation_config.eos_token_id = None
+    model.config.eos_token_id = None
+    engine = make_engine(model, max_slots=64, max_model_len=512)
+    histories = [prompt_of(100, n) for n in range(16)]
+
+    def call(number: int) -> GenerateRequest:
+        return request(histories[number], noise=number, max_tokens=3)
+
+    def turn(numbers: range) -> None:
+        for number, generation in zip(numbers, run_all(engine, [call(number) for number in numbers]), strict=True):
+            histories[number] = [*histories[number], *generation.ids.tolist(), 1]
+
+    turn(range(16))
+    for _ in range(4):
+        turn(range(8, 16))
+        turn(range(8))
+    assert engine._scheduler.moved_positions == 0
+
+
 def drive(engine: EmbeddedEngine, plan: list[tuple[int, int, int, int]]) -> None:
     """Requests that share stems of few prompts, arriving at odd moments; some are cancelled."""
 

@@ -169,14 +169,21 @@ class KVPool:
         return kv
 
     @torch.inference_mode()
-    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions of each source slot to its target. All are read before any is written."""
-        source = torch.tensor(sources, device=self._device)
-        target = torch.tensor(targets, device=self._device)
-        length = min(bucketed(length), self.length)
+    def copy(self, moves: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
+        """Copy the first so many positions of each (source, target) pair of slots. All are read before any is written,
+        those of about the same length together."""
+        groups: dict[int, list[tuple[int, int]]] = {}
+        for move, length in zip(moves, lengths, strict=True):
+            if length:
+                about = LENGTH_BUCKET << (-(-length // LENGTH_BUCKET) - 1).bit_length()
+                groups.setdefault(min(about, self.length), []).append(move)
+        indices = [(torch.tensor(group, device=self._device).T, length) for length, group in groups.items()]
         for layer in self.layers.values():
-            layer.keys_SKDT[target, :, :, :length] = layer.keys_SKDT[source, :, :, :length]
-            layer.values_SKTE[target, :, :length] = layer.values_SKTE[source, :, :length]
+            keys_SKDT, values_SKTE = layer.keys_SKDT, layer.values_SKTE
+            read = [(keys_SKDT[pair[0], :, :, :end], values_SKTE[pair[0], :, :end]) for pair, end in indices]
+            for (pair, end), (keys, values) in zip(indices, read, strict=True):
+                keys_SKDT[pair[1], :, :, :end] = keys
+                values_SKTE[pair[1], :, :end] = values
 
     @torch.inference_mode()
     def zero(self, slot: int) -> None:
