@@ -51,7 +51,7 @@ import plain
 import psutil
 import report
 import scale
-from at_once import Asker, AtOnce, NoTrainer, judge
+from at_once import Asker, NoTrainer, judge
 from growth import CONTEXT, make_model
 
 from sharpen.config.load import resolve
@@ -162,8 +162,8 @@ def cpu_of_threads() -> Counter[str]:
 def measure(loop: Loop, case: Case) -> Cost:
     """Make a step, then journal, draw and audit once more, each alone."""
     cost = Cost()
-    engine = loop.serving.engine if isinstance(loop.serving, LocalServing) else None
-    if isinstance(engine, AtOnce):
+    if isinstance(loop.serving, LocalServing):
+        engine: Any = loop.serving.engine  # an `AtOnce`, though of a module that was loaded by the file's path
         engine.when_full = lambda: setattr(cost, "memory", float(psutil.Process().memory_info().rss))
         engine.hold = case.rollouts if case.calls == 1 else 0
     below, threads, marks = cpu_below(), cpu_of_threads(), [(time.perf_counter(), time.process_time())]
@@ -241,7 +241,7 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
         for calls, tokens in sizes
         for count in arguments.workers
     ]
-    return list(dict.fromkeys((*shapes, *crowds, *(ray if has_ray else ()))))
+    return list(dict.fromkeys((*(ray if has_ray else ()), *shapes, *crowds)))
 
 
 def row_of(case: Case, cost: Cost) -> tuple[object, ...]:
