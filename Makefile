@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format dist release-check bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-growth bench-real bench-view bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: help quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format dist release-check bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-growth bench-capacity bench-real bench-view bench-async bench-agentscope bench-trl bench-gpu clean
 
 # Train a real agent on two CPU cores. About three minutes; the first time, .venv is made before.
 quickstart: .venv/installed
@@ -259,6 +259,11 @@ bench-gateway: .venv/installed .venv-litellm/installed
 	.venv-litellm/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements/litellm.txt
 	.venv-litellm/bin/python -m pip check
 	@touch $@
+
+# Measure all of a run that is not the model, and what many GPUs would ask of it. With workers of Ray where `make test-ray`
+# has made its environment.
+bench-capacity: .venv/installed
+	$(if $(wildcard .venv-ray/installed),.venv-ray/bin,$(BIN))/python bench/capacity.py
 
 # Measure the pages of `sharpen view` over 100,000 rollouts. They are made first, in some minutes.
 bench-view: .venv/installed

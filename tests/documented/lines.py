@@ -17,6 +17,7 @@ from pages import ROOT, blocks
 
 BENCHES = {
     "bench/async_tools.py": "--steps 1 --median-s 0.01 --no-evaluation",
+    "bench/capacity.py": "--rollouts 8 --repeats 1 --ways raw --calls 1 --tokens 64 --in-flight 8 16 --workers",
     "bench/engine.py": "--repeats 1 --no-large --conversations 2 --longest 8 --draws 200",
     "bench/gateway.py": "--rollouts 4 --repeats 1",
     "bench/gateway_litellm.py": "--calls 8 --repeats 1",
