@@ -94,7 +94,7 @@ def needs(costs: Costs, gpus: int, tokens_per_s: float = TOKENS_PER_S) -> Needs:
         weights=max(1.0, sampling / PER_MACHINE) * WEIGHT_BYTES / BANDWIDTH,
     )
     coordinator = rollouts_per_s * (costs.receive_s + costs.step_s)
-    bound = 1 / max(1.0, coordinator)  # receiving and the rest of a step share the lock, also where they overlap
+    least = STEPS * rollouts * (costs.receive_s + costs.step_s)  # one lock, also where receiving and the rest overlap
     return Needs(
         gpus=gpus,
         calls_per_s=rollouts_per_s * costs.calls,
@@ -104,7 +104,7 @@ def needs(costs: Costs, gpus: int, tokens_per_s: float = TOKENS_PER_S) -> Needs:
         journal_mb_per_s=rollouts_per_s * costs.journal_bytes / 1e6,
         step_s=real.step,
         weights_s=real.weights,
-        kept={name: min(seconds(style, free) / seconds(style, real), bound) for name, style in STYLES.items()},
+        kept={name: seconds(style, free) / max(seconds(style, real), least) for name, style in STYLES.items()},
     )
 
 

@@ -57,11 +57,19 @@ def test_what_gpus_need_by_hand(scale):
     assert scale.ends_at(found.coordinator, 64) == pytest.approx(64 / 0.9)
 
 
-def test_a_coordinator_that_is_asked_for_more_than_a_core_bounds_every_style(scale):
-    """Break: receiving and the rest of a step as if each had a lock of its own."""
+def test_what_is_kept_where_the_lock_binds_by_hand(scale):
+    """8 GPUs: 384 rollouts a step sample for 2.13 s, train for 2.33 s, and have their weights moved in 0.32 s. The
+    coordinator receives them for 7.68 s and needs 1.54 s more. Synchronous, these follow each other; ahead, receiving
+    and the rest overlap, but share the lock: 9.22 s.
+
+    Break: the bound of a run whose GPUs only sample (1 / 4.32) for both, or no bound (0.31 of the run ahead).
+    """
     costs = scale.Costs(
-        calls=1, tokens=100, worker_s=0.0, receive_s=0.004, step_s=0.004, journal_bytes=0.0, alone_s=0.0
+        calls=1, tokens=100, worker_s=0.0, receive_s=0.020, step_s=0.004, journal_bytes=0.0, alone_s=0.0
     )
-    for gpus in scale.GPUS:
-        found = scale.needs(costs, gpus)
-        assert all(kept <= min(1.0, 1 / found.coordinator) for kept in found.kept.values())
+    found = scale.needs(costs, 8)
+    train = 38_400 / (2 * scale.TRAINED_PER_S)
+    sample = 384 / 180
+    assert found.coordinator == pytest.approx(4.32)
+    assert found.kept["synchronous"] == pytest.approx((sample + train) / (7.68 + 1.536 + train + 0.32))
+    assert found.kept["fully_async"] == pytest.approx((sample + scale.STEPS * train) / (scale.STEPS * 9.216))
