@@ -77,7 +77,7 @@ def example(name: str, start: str = ".venv/bin/python {}/main.py") -> Part:
 
 
 BENCHES = (
-    *("engine", "trainer", "gateway", "step", "tree", "sync", "long_prompt", "growth", "real"),
+    *("engine", "trainer", "gateway", "step", "tree", "sync", "long_prompt", "growth", "capacity", "real"),
     *("view", "async", "agentscope", "trl"),
 )
 EXAMPLES = (
@@ -99,6 +99,7 @@ PARTS = [
     *(example(name) for name in EXAMPLES),
     example("one_file", ".venv/bin/python {}/loop.py"),
     example("single_file", ".venv/bin/python {}/train.py"),
+    example("laptop", ".venv/bin/python {}/main.py --model ../../../examples/quickstart/model --steps 20"),
     example("math_agent", ".venv-agentscope1/bin/python {}/main.py"),
     example("coding_agent", f"CLAUDE={CLAUDE} .venv/bin/python {{}}/main.py"),
     example("trinity_workflow", ".venv/bin/sharpen run --config {}/calculator.yaml"),
