@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 
-_MANY_BYTES = 2**30
+_MANY_BYTES = 2**29
 """So much that a step has freed goes back to the system before the engine's cache is taken; of a small model it stays,
 since getting it again costs a tenth of a step."""
 NEW_OBJECTS = 10_000
