@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,14 +46,26 @@ def class_for(config: Any, name: str = "the model") -> Any:
     return AutoModelForImageTextToText
 
 
-def load_module(source: str | Path, config: Any, dtype: torch.dtype, device: torch.device | str) -> Any:
-    """Load the weights of a checkpoint whose configuration was read, in `dtype`, on `device`. Raises `ModelError` if
-    they are missing or cannot be read."""
+def load_module(
+    source: str | Path,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    *,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> Any:
+    """Load the weights of a checkpoint whose configuration was read, in `dtype`, on `device`; or use these `weights`,
+    without a copy. Raises `ModelError` if they are missing or cannot be read."""
     logging.getLogger("transformers.integrations.hub_kernels").addFilter(_is_no_fallback)
     try:
-        module = class_for(config, str(source)).from_pretrained(
-            source, config=with_stand_ins(config), dtype=dtype, trust_remote_code=False, use_safetensors=True
-        )
+        if weights is None:
+            module = class_for(config, str(source)).from_pretrained(
+                source, config=with_stand_ins(config), dtype=dtype, trust_remote_code=False, use_safetensors=True
+            )
+        else:
+            kind: Any = type(skeleton(config))
+            module = kind.from_pretrained(None, config=with_stand_ins(config), state_dict=dict(weights), dtype=dtype)
+            module.name_or_path = module.config._name_or_path = str(source)
         module = module.to(device)
     except (OSError, SafetensorError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -5,7 +5,7 @@ In: a run's `Job`. Out: a trainer; or `ConfigError` before anything is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from sharpen.config.trainer import TrainerConfig
@@ -15,6 +15,8 @@ from sharpen.placement.engine_choice import check_gpu
 from sharpen.types import Experience
 
 if TYPE_CHECKING:
+    import torch
+
     from sharpen.contracts import Engine
     from sharpen.learning.trainer.trainer import Trainer
     from sharpen.placement.ranks.group import StartRanks, TrainerGroup
@@ -65,9 +67,11 @@ def make_trainer(
     total_steps: int,
     ranks: StartRanks | None = None,
     probe: Sequence[Experience] = (),
+    engine: Engine | None = None,
 ) -> AnyTrainer:
     """Load the trainer of a job. `ranks` starts its ranks elsewhere (None: on this machine); `probe` comes from
-    `placement.probe.probe_at_start`. Raises `ParityError` if the engine of the probe serves another model, `ModelError`
+    `placement.probe.probe_at_start`. What an `engine` in this process has of the weights is not read again where they
+    are shared (`trainer.lora.base`). Raises `ParityError` if the engine of the probe serves another model, `ModelError`
     for an architecture that is not supported, `RankError` if a process does not start."""
     from sharpen.learning.trainer.roles import TrainerPlan
 
@@ -87,7 +91,7 @@ def make_trainer(
     if ranks is None and not config.trainer.has_ranks:
         from sharpen.learning.trainer.trainer import Trainer
 
-        return Trainer.load(plan, config.engine.device)
+        return Trainer.load(plan, config.engine.device, served=served_weights(engine))
     from sharpen.placement.ranks.group import TrainerGroup
 
     if ranks is not None:
@@ -125,6 +129,19 @@ def share_weights(engine: Engine, trainer: AnyTrainer) -> bool:
     if not isinstance(engine, EmbeddedEngine) or not isinstance(trainer, Trainer):
         return False
     return trainer.policy.move_weights_into(engine.weights())
+
+
+def served_weights(engine: Engine | None) -> Mapping[str, torch.Tensor] | None:
+    """Return the frozen weights of an embedded engine that takes adapters, by the plain model's names; None of any
+    other."""
+    if engine is None or not getattr(engine, "takes_adapters", False):
+        return None
+    from sharpen.engine.embedded.engine import EmbeddedEngine
+
+    if not isinstance(engine, EmbeddedEngine):
+        return None
+    own = {name.replace(".base_layer.", "."): tensor for name, tensor in engine.weights().items()}
+    return {name: tensor for name, tensor in own.items() if ".lora_" not in name}
 
 
 def publish_unmerged_adapters(engine: Engine, trainer: AnyTrainer) -> bool:

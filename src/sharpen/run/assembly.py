@@ -127,6 +127,7 @@ def open_loop(
             total_steps=site.total_steps,
             ranks=None if place is None else place.ranks,
             probe=_probe(site, serving),
+            engine=None if serving is None else serving.engine,
         )
         stack.callback(trainer.close)
         return_freed_bytes()  # what loading took

@@ -19,9 +19,9 @@ from sharpen.errors import ConfigError, ModelError
 from sharpen.evidence.certificate.certify import certify
 from sharpen.learning.recipe import EngineChoice
 from sharpen.learning.trainer.checkpoint import pointed
-from sharpen.learning.trainer.lora import AdaptedModel
+from sharpen.learning.trainer.lora import AdaptedModel, load_trained
 from sharpen.models.nf4 import NF4Linear
-from sharpen.placement.trainers import publish_unmerged_adapters
+from sharpen.placement.trainers import publish_unmerged_adapters, served_weights
 from sharpen.run.decide import check_base, served_adapters
 from sharpen.types import Sampling
 
@@ -133,6 +133,36 @@ def test_the_base_exists_once_and_the_engine_serves_the_new_adapters(base):
         np.testing.assert_allclose(generation.logprobs, expected.numpy(), atol=1e-4)
         said.append(tuple(generation.ids))
     assert said[0] != said[1]
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_trainer_takes_what_the_engine_has_in_place_of_reading_it_again(base, tmp_path):
+    """The same policy as one that reads the files, to the last bit. Red when weights are copied, or left to chance;
+    weights in 4 bits are not those of the files, which are then read."""
+    make_model("qwen3", torch.bfloat16).save_pretrained(tmp_path)
+    lora = LoraConfig(rank=3, base=base)
+    engine = EmbeddedEngine.from_pretrained(
+        str(tmp_path), max_model_len=64, kv_cache_mb=8, dtype="bfloat16", device="cpu", adapters=lora
+    )
+    settings = TrainerConfig(lora=lora, dtype="bfloat16")
+    policies = []
+    for served in (served_weights(engine), None):
+        torch.manual_seed(3)
+        policies.append(load_trained(tmp_path, settings, torch.device("cpu"), served))
+    taken, read = ({name: own.data for name, own in policy.module.named_parameters()} for policy in policies)
+    assert taken.keys() == read.keys()
+    for name, own in taken.items():
+        torch.testing.assert_close(own, read[name], rtol=0, atol=0)
+    engines = {own.data_ptr() for own in served_weights(engine).values()}
+    shared = {name for name, own in taken.items() if own.data_ptr() in engines}
+    assert shared == (
+        {name for name, own in taken.items() if own.dtype == torch.bfloat16} if base == "shared" else set()
+    )
+    for policy in policies:  # a checkpoint takes files from there
+        assert policy.module.name_or_path == policy.module.config._name_or_path == str(tmp_path)
+        assert policy.module.config.dtype == torch.bfloat16
+        assert not policy.module.training
+    assert served_weights(None) is None
 
 
 def test_adapters_of_other_names_or_shapes_are_refused_and_nothing_is_changed():

@@ -37,8 +37,14 @@ FOLDER = "adapter"
 """Folder of a checkpoint that holds the adapters in peft's format."""
 
 
-def load_trained(source: str | Path, config: TrainerConfig, device: torch.device) -> TrainedModel:
-    """Load the policy, which trains all weights, or adapters if `trainer.lora` is set.
+def load_trained(
+    source: str | Path,
+    config: TrainerConfig,
+    device: torch.device,
+    served: Mapping[str, torch.Tensor] | None = None,
+) -> TrainedModel:
+    """Load the policy, which trains all weights, or adapters if `trainer.lora` is set. `served`: weights that an engine
+    in this process has for both, by name.
 
     Raises `ModelError` for unsupported architectures, `ConfigError` for target modules that the model does not have.
     """
@@ -54,7 +60,7 @@ def load_trained(source: str | Path, config: TrainerConfig, device: torch.device
     first = device if config.lora.base == "own" else torch.device("cpu")  # a GPU never holds them in fp32
     dtype = resolve_dtype(config.dtype, device)
     model = AdaptedModel(
-        read_frozen_module(source, dtype, first),
+        read_frozen_module(source, dtype, first, served),
         lora=config.lora,
         compute_dtype=dtype,
         gradient_checkpointing=config.gradient_checkpointing,

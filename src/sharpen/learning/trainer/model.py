@@ -504,20 +504,31 @@ def read_module(source: str | Path, device: torch.device) -> Any:
     return load_module(source, config, torch.float32, device)
 
 
-def read_frozen_module(source: str | Path, dtype: torch.dtype, device: torch.device) -> Any:
+def read_frozen_module(
+    source: str | Path, dtype: torch.dtype, device: torch.device, served: Mapping[str, torch.Tensor] | None = None
+) -> Any:
     """Load a model whose weights will be frozen and computed in `dtype`, as `round_frozen` keeps it: if files and
-    `dtype` are bfloat16, they are never in fp32. Raises `ModelError` for unsupported architectures."""
+    `dtype` are bfloat16, they are never in fp32. If the engine has all `served` weights on this device and in this
+    type, by name, these are used, and no file is read. Raises `ModelError` for unsupported architectures."""
     config = read_config(source)
     refuse_unsupported(config, str(source), "trainer")
-    if dtype != torch.bfloat16 or stored_types(Path(source)) != {"BF16"} or not _is_plain(skeleton(config)):
+    if dtype != torch.bfloat16 or stored_types(Path(source)) != {"BF16"} or not _is_plain(empty := skeleton(config)):
         return read_module(source, device)
-    module = load_module(source, config, dtype, device)
+    taken = served if served is not None and _are_of(served, empty, dtype, device) else None
+    module = load_module(source, config, dtype, device, weights=taken)
     for part in module.modules():
         if not isinstance(part, torch.nn.Linear | torch.nn.Embedding):
             for parameter in part.parameters(recurse=False):
                 parameter.data = parameter.data.float()
     module.get_input_embeddings().register_forward_hook(_as_float)
     return module
+
+
+def _are_of(weights: Mapping[str, torch.Tensor], module: Any, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether these are a module's weights, tied ones once, in this type and on this device."""
+    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    found = {name: tensor.shape for name, tensor in weights.items()}
+    return found == shapes and all(one.dtype == dtype and one.device == device for one in weights.values())
 
 
 def _is_plain(module: Any) -> bool:

@@ -7,7 +7,7 @@ more than one layer of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,15 +58,17 @@ class Roles:
     rounding: Rounding | None
 
 
-def load_roles(plan: TrainerPlan, device: str | torch.device, team: Team) -> Roles:
-    """Load the models of a plan, after seeding torch's generator. Raises `ModelError` for unsupported architectures,
-    `ParityError` if the engine that made the probe serves another model."""
+def load_roles(
+    plan: TrainerPlan, device: str | torch.device, team: Team, served: Mapping[str, torch.Tensor] | None = None
+) -> Roles:
+    """Load the models of a plan, after seeding torch's generator. `served` as in `lora.load_trained`. Raises
+    `ModelError` for unsupported architectures, `ParityError` if the engine that made the probe serves another model."""
     torch.manual_seed(plan.seed)
     device, algorithm = _resolve_device(device), plan.algorithm
     dtype = str(resolve_dtype(plan.config.dtype, device)).removeprefix("torch.")
     config = plan.config.model_copy(update={"dtype": dtype})
     offload, load_device = config.cpu_offload, torch.device("cpu") if config.cpu_offload else device
-    policy = load_trained(plan.model_path, config, load_device)
+    policy = load_trained(plan.model_path, config, load_device, served)
     engine_dtype, max_tokens = resolve_dtype(plan.engine_dtype, device), config.max_tokens_per_micro_batch
     rounding = measure(policy, plan.probe, engine_dtype=engine_dtype, max_tokens=max_tokens, team=team)
     team.divide(policy, cpu_offload=offload)

@@ -110,11 +110,12 @@ class Trainer:
         team: Team | None = None,
         *,
         tolerance: Tolerance | None = None,
+        served: Mapping[str, torch.Tensor] | None = None,
     ) -> Trainer:
-        """Load the models of a plan. Each rank of a `team` calls this with its own `device`. Raises what `load_roles`
-        raises."""
+        """Load the models of a plan. Each rank of a `team` calls this with its own `device`. `served` as in
+        `lora.load_trained`. Raises what `load_roles` raises."""
         team = team or Team()
-        roles = load_roles(plan, device, team)
+        roles = load_roles(plan, device, team, served)
         return cls(
             roles.policy,
             algorithm=plan.algorithm,

@@ -143,6 +143,7 @@ PROCESS = "process and libraries"
 PROCESS_BYTES = 540 * 2**20
 """Python with its libraries, measured on Linux. On a GPU: CUDA's context and libraries, assumed."""
 KV_CACHE = "KV cache"
+FILE = "the model's file, mapped"
 GAPS = "gaps between allocations"
 SLACK: dict[str, tuple[float, float]] = {"cpu": (0.0, 0.45), "cuda": (0.05, 0.05)}
 """Share of memory that the allocator loses to gaps: (in long-lived memory, in temporary memory). The system's allocator
@@ -221,7 +222,7 @@ def offloaded_bytes(case: Case) -> int:
 def _gaps(case: Case, items: Sequence[Item]) -> Iterator[Item]:
     lasting, temporary = SLACK[case.hardware.kind]
     for when in _WHEN:
-        mapped = (KV_CACHE,) if case.on_cpu else ()  # from the system, and given back to it
+        mapped = (KV_CACHE, FILE) if case.on_cpu else ()  # from the system, and given back to it
         held = sum(item.num_bytes for item in items if item.when == when and not item.role.endswith(mapped))
         yield Item(role=GAPS, num_bytes=int((lasting if when == "always" else temporary) * held), when=when)
 
@@ -239,8 +240,11 @@ def _trainer_items(case: Case) -> Iterator[Item]:
         rounded += sizes.tables
     yield item("policy: weights", 4 * (case.num_trained + frozen) - 2 * rounded - _saved_by_base(case))
     if case.num_in_base and case.on_cpu:
-        whole = 2 * sizes.held + 4 * sizes.vocabulary if case.reads_rounded else 4 * sizes.held
-        yield item("a model, read whole", whole, "loading")
+        if case.reads_rounded and case.engine is not None and lora is not None and lora.base == "shared":
+            yield item(FILE, 2 * sizes.held, "loading")  # while the engine copies it: the trainer takes the engine's
+        else:
+            whole = 2 * sizes.held + 4 * sizes.vocabulary if case.reads_rounded else 4 * sizes.held
+            yield item("a model, read whole", whole, "loading")
     yield item("policy: moments", moment_bytes(case, case.num_trained, case.num_in_tables))
     yield item("policy: gradients", 4 * case.num_trained, "training")
     if recipe.algorithm.needs_reference and lora is None:
