@@ -1,4 +1,5 @@
-"""`make bench-growth`: how the cost of a step grows with its work: turns, group size, tasks, length of the prompts.
+"""`make bench-growth`: how the cost of a step grows with its work: turns, group size, tasks, length of the prompts,
+rollouts in flight (all of a step at once).
 
 The whole product on the quickstart's model (longer positions, random continuations): an agent that makes so many calls
 of at most 8 sampled tokens in one conversation, by OpenAI's client, in the run's own process. All points of an axis
@@ -10,6 +11,8 @@ What is counted:
   shares and a history that a later call repeats count once. So what is rendered, sent, cached or computed again shows
   as cost. Rewards are 1 and 0 in turns within each task, so that every group trains.
 - seconds: CPU time of the process (all threads), of gathering the rollouts and of training; wall time beside it.
+- memory: the peak of the process in the step, less what it held before, both by the kernel. What was freed is given
+  back before.
 - exponents: the slope of log seconds over log tokens (least squares), of rollouts and of training. 1.0 is a constant
   cost of a token; on an axis with a fixed cost it is below. A sampled token costs more than one of a prompt: the axis
   of turns keeps their ratio nearly, and that of prompts does not.
@@ -19,9 +22,9 @@ What is counted:
   of attention are slower than those of matrices, so that the share of the seconds is larger than what is taken off.
 - `training 32/4`: CPU seconds per computed token of training at 32 turns over those at 4, as they are.
 
-Targets: exponents without attention <= 1.1, `training 32/4` <= 1.3.
+Targets: exponents without attention, and those of memory, <= 1.1; `training 32/4` <= 1.3.
 
-    python bench/growth.py [--turns 2 4 8 16 32 64] [--prompts 200 2000 8000] [--repeats 3]
+    python bench/growth.py [--turns 2 4 8 16 32 64] [--prompts 200 2000 16000] [--in-flight 64 512 4096] [--repeats 3]
 """
 
 from __future__ import annotations
@@ -52,11 +55,12 @@ from transformers import AutoTokenizer
 
 from sharpen import JudgeOutput, WorkflowOutput
 from sharpen.config.load import resolve
+from sharpen.machine import return_freed_bytes
 from sharpen.run.assembly import open_loop
 from sharpen.run.loop import Loop
 
 EXPONENT, RATIO = 1.1, 1.3
-CONTEXT, SAMPLED = 16_384, 8
+CONTEXT, SAMPLED = 20_480, 8
 WORDS = "what is 3 + 4, and 12 - 5? "
 """Text that fills a prompt."""
 
@@ -73,13 +77,15 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a step took: CPU and wall seconds of rollouts and training; tokens; the share of products of attention."""
+    """What a step took: CPU and wall seconds of rollouts and training; tokens; bytes; the share of products of
+    attention."""
 
     tokens: float
     rollouts: float
     training: float
     rollouts_wall: float
     training_wall: float
+    memory: float
     attention: float
 
 
@@ -127,6 +133,7 @@ def open_for(shape: Shape, talker: Talker, model: Path, runs: Path) -> contextli
             "train_dataset.path": str(plain.QUICKSTART / "data"),
             "model": {"model_path": str(model), "max_model_len": CONTEXT},
             "algorithm": algorithm,
+            "rollout.max_concurrent_rollouts": shape.tasks * shape.group,
             "loss.kl": "none",
             "evaluation.hold_out": False,
             "check.enabled": False,
@@ -137,6 +144,9 @@ def open_for(shape: Shape, talker: Talker, model: Path, runs: Path) -> contextli
 
 def measure(loop: Loop, shape: Shape, config: dict[str, int]) -> Cost:
     """Make a step."""
+    return_freed_bytes()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = held("VmRSS")
     marks = [(time.process_time(), time.perf_counter())]
     gathered = loop.source.gather(loop.progress)
     marks.append((time.process_time(), time.perf_counter()))
@@ -155,8 +165,15 @@ def measure(loop: Loop, shape: Shape, config: dict[str, int]) -> Cost:
         training=training,
         rollouts_wall=rollouts_wall,
         training_wall=training_wall,
+        memory=held("VmHWM") - before,
         attention=attention_share(config, keys),
     )
+
+
+def held(name: str) -> float:
+    """Return one of the kernel's figures of this process's memory, in bytes."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    return float(line.split()[1]) * 1024
 
 
 def attention_share(config: dict[str, int], keys: float) -> float:
@@ -186,6 +203,7 @@ def axes_of(arguments: argparse.Namespace) -> dict[str, list[Shape]]:
         "prompt": [Shape(prompt=prompt, tasks=2) for prompt in arguments.prompts],
         "group": [Shape(group=group) for group in arguments.groups],
         "tasks": [Shape(tasks=tasks) for tasks in arguments.tasks],
+        "in flight": [Shape(tasks=max(1, count // 8), group=min(8, count)) for count in arguments.in_flight],
     }
 
 
@@ -219,10 +237,11 @@ def main() -> int:
     """Measure, print, write `bench/out/growth.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--turns", type=int, nargs="+", default=[2, 4, 8, 16, 32])
-    parser.add_argument("--groups", type=int, nargs="+", default=[2, 8, 32])
-    parser.add_argument("--tasks", type=int, nargs="+", default=[2, 8, 32])
-    parser.add_argument("--prompts", type=int, nargs="+", default=[200, 800, 2000, 8000])
+    parser.add_argument("--turns", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
+    parser.add_argument("--groups", type=int, nargs="+", default=[2, 8, 32, 64])
+    parser.add_argument("--tasks", type=int, nargs="+", default=[2, 8, 32, 64])
+    parser.add_argument("--prompts", type=int, nargs="+", default=[200, 2000, 8000, 16000])
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[64, 512, 4096])
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     axes = axes_of(arguments)
@@ -235,7 +254,8 @@ def main() -> int:
         for shape, cost in zip(shapes, points, strict=True):
             each = [seconds / cost.tokens * 1e6 for seconds in (cost.rollouts, cost.training)]
             walls = (cost.rollouts_wall, cost.training_wall)
-            rows.append((f"{axis} {getattr(shape, axis)}", cost.tokens, *each, *walls, cost.attention))
+            size = shape.tasks * shape.group if axis == "in flight" else getattr(shape, axis)
+            rows.append((f"{axis} {size}", cost.tokens, *each, *walls, cost.memory / 2**20, cost.attention))
         if len(shapes) < 2:
             continue
         tokens = [cost.tokens for cost in points]
@@ -245,11 +265,13 @@ def main() -> int:
             ratios[f"{axis}: {part}, all"] = exponent(tokens, seconds)
             ratios[f"{axis}: {part}"] = exponent(tokens, rest)
             targets[f"{axis}: {part}"] = EXPONENT
+        ratios[f"{axis}: memory"] = exponent(tokens, [max(cost.memory, 1.0) for cost in points])
+        targets[f"{axis}: memory"] = EXPONENT
     if {4, 32} <= set(arguments.turns):
         short, long = (costs[Shape(turns=turns)] for turns in (4, 32))
         ratios["training 32/4"] = (long.training / long.tokens) / (short.training / short.tokens)
         targets["training 32/4"] = RATIO
-    header = ("axis", "tokens", "rollouts µs", "training µs", "rollouts s", "training s", "attention")
+    header = ("axis", "tokens", "rollouts µs", "training µs", "rollouts s", "training s", "MiB", "attention")
     return report.finish("growth", header=header, rows=rows, ratios=ratios, at_most=targets)
 
 
