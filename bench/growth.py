@@ -11,8 +11,8 @@ What is counted:
   shares and a history that a later call repeats count once. So what is rendered, sent, cached or computed again shows
   as cost. Rewards are 1 and 0 in turns within each task, so that every group trains.
 - seconds: CPU time of the process (all threads), of gathering the rollouts and of training; wall time beside it.
-- memory: the peak of the process in the step, less what it held before, both by the kernel. What was freed is given
-  back before.
+- memory: the peak of the process in the step, less what it held before, both by the kernel (Linux alone has them). What
+  was freed is given back before; what a warm-up leaves, a cache or a pool, is not counted.
 - exponents: the slope of log seconds over log tokens (least squares), of rollouts and of training. 1.0 is a constant
   cost of a token; on an axis with a fixed cost it is below. A sampled token costs more than one of a prompt: the axis
   of turns keeps their ratio nearly, and that of prompts does not.
@@ -265,7 +265,7 @@ def main() -> int:
             ratios[f"{axis}: {part}, all"] = exponent(tokens, seconds)
             ratios[f"{axis}: {part}"] = exponent(tokens, rest)
             targets[f"{axis}: {part}"] = EXPONENT
-        ratios[f"{axis}: memory"] = exponent(tokens, [max(cost.memory, 1.0) for cost in points])
+        ratios[f"{axis}: memory"] = exponent(tokens, [cost.memory for cost in points])
         targets[f"{axis}: memory"] = EXPONENT
     if {4, 32} <= set(arguments.turns):
         short, long = (costs[Shape(turns=turns)] for turns in (4, 32))

@@ -125,7 +125,7 @@ class PlainModel:
 
     def distributions(self, some: Sequence[PlainSequence], weights: Tensors) -> list[Tensor]:
         """Return the logprobs of the distribution that each of these tokens is drawn from (S, V)."""
-        logits = self._forward(some, weights).logits
+        logits = self._forward(some, self._of_pass(weights)).logits
         return [self._distribution(one, logits_TV) for one, logits_TV in zip(some, logits, strict=True)]
 
     def _distribution(self, one: PlainSequence, logits_TV: Tensor) -> Tensor:
@@ -136,23 +136,22 @@ class PlainModel:
 
     def values(self, some: Sequence[PlainSequence], weights: Tensors) -> list[Tensor]:
         """Return a critic's value of the state before each token that carries loss (S)."""
-        body = {name: tensor for name, tensor in weights.items() if not name.startswith(HEAD)}
+        body: OfPass = {name: (own,) for name, own in weights.items() if not name.startswith(HEAD)}  # never adapters
         hidden = self._forward(some, body, output_hidden_states=True).hidden_states[-1].to(self.dtype)
         head_C, bias = weights[f"{HEAD}.weight"][0], weights[f"{HEAD}.bias"]
         return [hidden_TC[one.places_S - 1] @ head_C + bias for one, hidden_TC in zip(some, hidden, strict=True)]
 
     def compute_within(self, watch: AbstractContextManager[Any], one: PlainSequence, weights: Tensors) -> None:
         """Make the forward pass of a sequence within a block that sees what its routers choose."""
-        self._forward([one], weights, watch)
+        self._forward([one], self._of_pass(weights), watch)
 
     def _forward(
         self,
         some: Sequence[PlainSequence],
-        weights: Tensors,
+        of_pass: OfPass,
         watch: AbstractContextManager[Any] | None = None,
         **more: Any,
     ) -> Any:
-        of_pass = self._of_pass(weights)
         rounding = torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._rounded)
         if self._blocks is not None:
             ids = torch.nn.utils.rnn.pad_sequence([one.ids_T for one in some], batch_first=True)
