@@ -334,6 +334,33 @@ def test_a_balance_loss_is_in_the_gradient(family, algorithm, tmp_path):
     assert "model.layers.1.mlp.gate.weight" in [gap.name for gap in found.gaps if gap.share > 1.0]
 
 
+class Elsewhere:
+    """A trainer in another process, whose arrays arrive so that nobody can write to them (Ray's store)."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def __getattr__(self, name):
+        return getattr(self.trainer, name)
+
+    def gradients(self, experiences, names=None):
+        found = self.trainer.gradients(experiences, names)
+        for arrays in (found.policy, found.critic, found.weights, found.critic_weights):
+            for name, array in arrays.items():
+                arrays[name] = array.copy()
+                arrays[name].flags.writeable = False
+        return found
+
+
+@pytest.mark.parametrize("settings", [{}, ADAPTERS])
+def test_gradients_from_another_process_are_compared(settings, toy_model_dir):
+    """Red with torch's warning of arrays that cannot be written to."""
+    config = make_config(toy_model_dir, "grpo", **settings)
+    found = probe_gradients(config, toy_model_dir, Elsewhere(make_trainer(toy_model_dir, config)))
+    assert not found.problem, found.problem
+    assert found.gaps
+
+
 def test_a_probe_leaves_the_trainer_as_it_was(toy_model_dir):
     config = make_config(toy_model_dir, "ppo", **ADAPTERS)
     trainer = make_trainer(toy_model_dir, config)

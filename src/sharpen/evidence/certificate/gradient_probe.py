@@ -438,4 +438,5 @@ def _with_all(gradients: dict[str, torch.Tensor], state: State) -> dict[str, tor
 
 
 def _arrays(arrays: Arrays) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    # those from another process may be read-only, of which torch would make tensors only with a warning
+    return {name: torch.from_numpy(np.require(array, requirements="W")) for name, array in arrays.items()}
