@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from sharpen.cli.arguments import add_config_file, add_json, add_root, add_set, add_stage, print_json, say
-from sharpen.errors import ConfigError
+from sharpen.errors import ConfigError, ModelError
 from sharpen.screen import fitted, text_width
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ def run_plan(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
 
         _refuse_options(arguments)
         return _print_comparison(find_run(arguments.run, arguments.root), as_json=arguments.json, out=out)
-    plan, chosen = _make_plan(arguments)
+    plan, said = _make_plan(arguments)
     if arguments.json:
         from sharpen.run.plan.predict import plain_settings
 
         print_json({**plan.to_json(), "suggestion": plain_settings(plan.suggestion or {})}, out)
         return 0 if plan.fits else 1
-    for line in plan_lines(plan, min(WIDTH, text_width(out)), chosen):
+    for line in plan_lines(plan, min(WIDTH, text_width(out)), said):
         say(line, file=out)
     return 0 if plan.fits else 1
 
@@ -77,8 +77,9 @@ def _refuse_options(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"{(options or ['--set'])[0]} has no effect with --run, which reads an existing plan")
 
 
-def _make_plan(arguments: argparse.Namespace) -> tuple[Plan, str]:
-    """Return the plan, with the settings that the run would choose, and a line that says which."""
+def _make_plan(arguments: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
+    """Return the plan, with the settings that the run would choose, and lines that say which, and why the time of a
+    step could not be measured."""
     from sharpen.compat.files import load_config
     from sharpen.config.load import parse_assignments, resolve
     from sharpen.learning.recipe import recipe_of
@@ -97,10 +98,13 @@ def _make_plan(arguments: argparse.Namespace) -> tuple[Plan, str]:
     fitted = fit(Case(recipe=recipe, models=models, hardware=hardware, workload=workload, engine=engine))
     config = fitted.case.config
     project = Path(config.checkpoint_root_dir) / config.project
-    found = plan(fitted.case)
+    found, failed = plan(fitted.case), ""
     if found.fits:
-        found = replace(found, time=step_time(fitted.case, project.iterdir() if project.is_dir() else ()))
-    return found, fitted.line(found.places)
+        try:
+            found = replace(found, time=step_time(fitted.case, project.iterdir() if project.is_dir() else ()))
+        except ModelError as error:
+            failed = f"no forecast of a step's time: {error}"
+    return found, tuple(filter(None, [fitted.line(found.places), failed]))
 
 
 def _engine(config: RunConfig, hardware: Hardware) -> EngineType | None:
@@ -130,8 +134,8 @@ def _workload(arguments: argparse.Namespace, config: RunConfig) -> Workload:
     return workload
 
 
-def plan_lines(plan: Plan, width: int = WIDTH, chosen: str = "") -> Iterator[str]:
-    """Yield the plan as text, `width` columns wide. `chosen` says which settings the run would choose by itself."""
+def plan_lines(plan: Plan, width: int = WIDTH, said: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the plan as text, `width` columns wide. `said`: what making it had to say."""
     from sharpen.placement.model_formats import local_formats
     from sharpen.run.plan.predict import assumptions
 
@@ -142,7 +146,7 @@ def plan_lines(plan: Plan, width: int = WIDTH, chosen: str = "") -> Iterator[str
         f"{devices}, {_gib(hardware.memory_bytes)} GiB{' free' if hardware.kind == 'cpu' else ''}",
         width,
     )
-    for line in (*local_formats(config.model), *filter(None, [chosen])):
+    for line in (*local_formats(config.model), *said):
         yield from _wrapped(line, width)
     for place in plan.places:
         yield ""

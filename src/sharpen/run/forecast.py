@@ -49,7 +49,11 @@ class Forecast:
         from sharpen.run.plan.record import write_plan
 
         if self.plan is not None:
-            time = step_time(self.plan.case, run_dir.parent.iterdir())
+            time = None
+            try:
+                time = step_time(self.plan.case, run_dir.parent.iterdir())
+            except ModelError as error:
+                yield f"no forecast of a step's time: {error}"
             if time is not None:
                 yield time.line(self.job.config.train_dataset.total_steps)
             write_plan(run_dir, {"before": replace(self.plan, time=time).to_json()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,16 @@ from typing import Any
 import pytest
 from plan_toys import case_of, gpu, model_config, run_config, write_config
 
+from sharpen.cli.main import main
+from sharpen.errors import ModelError
+from sharpen.learning.recipe import EngineChoice, Job
 from sharpen.models.checkpoint import stored_types
 from sharpen.models.configuration import read_config
+from sharpen.run.forecast import Forecast, after_run
 from sharpen.run.plan.case import Case
 from sharpen.run.plan.hardware import this_machine
 from sharpen.run.plan.predict import about, computed_step_time, plan, step_time
+from sharpen.run.plan.record import write_plan
 from sharpen.run.plan.speed import Speed, measure_speed, whole, write_copy
 from sharpen.run.plan.workload import Workload
 
@@ -93,6 +99,45 @@ def test_a_step_is_measured_with_the_runs_own_trainer_and_engine(tmp_path: Path,
     content = json.loads(json.dumps(plan(case, time=time, suggests=False).to_json()))
     again = computed_step_time(case, Speed(**content["speed"]))
     assert round(again.seconds, 3) == content["step_s"]  # as the end of a run has it, for the lengths that came
+
+
+def test_a_copy_that_cannot_be_written_ends_no_run_and_no_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Red where a full disk goes through to the run, or where nothing says that there is no forecast."""
+    case = here(tmp_path / "model")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no such folder"))
+    with pytest.raises(ModelError, match=r"a copy of two layers cannot be measured: .*no such folder"):
+        measure_speed(case)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    job = Job(recipe=case.recipe, workflow=here, judge=None, folder=tmp_path, engine=None)
+    (line,) = Forecast(job=job, plan=plan(case)).begin(run_dir)
+    assert line.startswith("no forecast of a step's time: a copy")
+    model = {"model_path": str(tmp_path / "model"), "max_model_len": 256, "max_tokens": 64}
+    settings = {"model": model, "train_dataset": {"path": "tasks.jsonl"}}
+    (tmp_path / "run.yaml").write_text(json.dumps(settings))
+    main(["plan", "--config", str(tmp_path / "run.yaml"), "--set", "engine.device=cpu"])
+    out, err = capsys.readouterr()
+    assert not err
+    assert "no forecast of a step's time: a copy" in out
+    assert "time of a step: unknown" in out
+
+
+def test_a_runs_end_holds_its_steps_against_what_was_measured_before(tmp_path: Path) -> None:
+    """For the lengths that came: 8 sequences of 30 + 25 tokens in place of the longest."""
+    case = here(tmp_path / "model", {"loss.kl": "none", "engine.device": "cpu"})
+    speed = Speed(trained=0.01, scored=0.001, compared=(0.0, 0.0), prompt=0.1, decode=0.2, rows=8, took=1.0)
+    engine = EngineChoice(type="embedded", reason="by hand")
+    job = Job(recipe=case.recipe, workflow=here, judge=None, folder=tmp_path, engine=engine)
+    before = plan(case, time=computed_step_time(case, speed), suggests=False).to_json()
+    write_plan(tmp_path, {"before": before})
+    tokens = {"tokens/sampled": 200, "trainer/computed_tokens": 300, "trainer/trained_tokens": 150}
+    row = {"step": 1, "time/step_s": 20.0, "trainer/sequence_tokens": 440, **tokens}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row))
+    (line,) = after_run(job, tmp_path)
+    seconds = (300 - 8 * 25) * 0.1 + 25 * 0.2 + 300 * 0.01 + 150 * 0.001
+    assert f"step {seconds:.3g} s predicted ({before['step_s']:.3g} before the lengths were known), 20 measured" in line
 
 
 def test_a_reference_is_measured_too(tmp_path: Path) -> None:

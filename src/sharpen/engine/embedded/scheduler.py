@@ -30,8 +30,8 @@ _SLACK_WORTH_KEEPING = 16  # a retained slot with more KV than this beyond the s
 _FRESH_STEPS = 64
 _SPARSE_ROWS = 4
 _POSITIONS_A_ROW = 32
-"""About how many positions of KV are copied in the time of one row of a decode step: by what a
-CPU computes and moves, some 20 of the quickstart's model, some 65 of one of 0.6B."""
+"""About how many positions of KV are copied in the time of one row of a decode step: by what a CPU computes and moves,
+some 20 of the quickstart's model, some 65 of one of 0.6B."""
 
 
 class Scheduler:

@@ -74,7 +74,7 @@ def last_step_time(config: RunConfig, hardware: Hardware, run_dirs: Iterable[Pat
 
 def step_time(case: Case, run_dirs: Iterable[Path]) -> StepTime | None:
     """Return what the last run with the same settings and devices took; else what is measured now; None if neither
-    can be known."""
+    can be known. Raises `ModelError` where measuring fails."""
     last = last_step_time(case.config, case.hardware, run_dirs)
     if last is not None:
         return last

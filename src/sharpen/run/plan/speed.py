@@ -22,9 +22,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from sharpen.contracts import GenerateRequest
 from sharpen.engine.embedded.engine import EmbeddedEngine
+from sharpen.errors import ModelError
 from sharpen.learning.recipe import RolloutRecipe
 from sharpen.learning.trainer.lora import load_trained
 from sharpen.learning.trainer.packing import pack
@@ -78,13 +80,17 @@ class Speed:
 def measure_speed(case: Case) -> Speed | None:
     """Measure; some seconds for a model of 0.6B. None for what is not measured: another machine, vLLM, several
     processes, models with experts, recurrent layers or towers, small ones, and runs that compute with further
-    models."""
+    models. Raises `ModelError` where the copy cannot be written or computed: no room on the disk, no package for 4
+    bits."""
     if not _can_measure(case):
         return None
     quiet_transformers()
     begun = time.perf_counter()
     sample = _sample_of(case)
-    one, two = (_measure_copy(case, sample, depth) for depth in (1, 2))
+    try:
+        one, two = (_measure_copy(case, sample, depth) for depth in (1, 2))
+    except (ImportError, OSError, SafetensorError) as error:
+        raise ModelError(f"a copy of two layers cannot be measured: {error}") from error
     of = {name: whole(one[name], two[name], case.models.policy.num_layers) for name in one}
     trained, scored = of["trained"]
     layers, output = of.get("compared", (0.0, 0.0))
