@@ -116,6 +116,7 @@ def test_files_in_bfloat16_are_never_in_float32_under_adapters(tmp_path: Path, t
     assert items(found)["policy: weights"] == 4 * (P - LINEAR - 500 * 64 + adapters)
     assert items(found)["engine: weights"] == 2 * (P - 500 * 64 + tables)
     assert items(found)["the model's file, mapped"] == 2 * (P - 500 * 64 + tables)
+    assert not any(item.role == GAPS and item.when == "loading" for item in found.places[0].items)
     in_4_bits = planned(folder, {"trainer.lora": {"rank": 4, "base": "nf4"}, **types}, CPU)
     assert items(in_4_bits)["a model, read whole"] == 2 * (P - 500 * 64 + tables) + 4 * 500 * 64
     ahead = planned(folder, {"sync.style": "fully_async", **types}, CPU)
