@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-collect_ignore_glob = [] if find_spec("reasoning_gym") else ["test_*.py"]  # other environments lack the packages
+collect_ignore_glob = [] if find_spec("textarena") else ["test_*.py"]  # other environments lack the packages
 THIRD_PARTY = ("reasoning_gym", "sympy", "verifiers", "gymnasium", "textarena", "nltk")
 
 

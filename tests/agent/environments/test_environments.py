@@ -152,7 +152,9 @@ def test_a_split_that_it_has_not(echo: str) -> None:
 
 def test_a_missing_package_is_one_sentence_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "reasoning_gym", None)
-    with pytest.raises(ConfigError, match=r"'reasoning-gym', whose package is not installed: pip install 'reasoning-gym"):
+    with pytest.raises(
+        ConfigError, match=r"'reasoning-gym', whose package is not installed: pip install 'reasoning-gym"
+    ):
         opened(EnvironmentConfig(type="reasoning-gym", id="chain_sum"))
 
 

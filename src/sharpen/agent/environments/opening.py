@@ -24,7 +24,11 @@ from sharpen.config.rows import TaskTable, load_tasks
 from sharpen.errors import ConfigError, DatasetError, SharpenError
 from sharpen.types import Task
 
-_HOMES = {"reasoning-gym": ("reasoning_gym", "ReasoningGym", "reasoning-gym")}
+_HOMES = {
+    "reasoning-gym": ("reasoning_gym", "ReasoningGym", "reasoning-gym"),
+    "gymnasium": ("gymnasium", "Gymnasium", "gymnasium"),
+    "textarena": ("textarena", "TextArena", "textarena"),
+}
 """Module, class and package of ours. They are loaded when they are opened."""
 _opened: dict[str, Environment] = {}
 """The environments of this process, by their settings."""

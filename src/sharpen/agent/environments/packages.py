@@ -10,7 +10,11 @@ from typing import Any
 
 from sharpen.errors import ConfigError
 
-REQUIREMENTS = {"reasoning-gym": "reasoning-gym>=0.1.25"}
+REQUIREMENTS = {
+    "reasoning-gym": "reasoning-gym>=0.1.25",
+    "gymnasium": "gymnasium>=1.4",
+    "textarena": "textarena>=0.7.4",
+}
 """What each type needs, as pip takes it."""
 
 
@@ -21,11 +25,11 @@ def import_package(type_: str, module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name == module:
-            raise ConfigError(
-                f"environment.type is {type_!r}, whose package is not installed: {install}"
-            ) from error
+            raise ConfigError(f"environment.type is {type_!r}, whose package is not installed: {install}") from error
         raise ConfigError(
             f"environment.type is {type_!r}, whose package needs {error.name!r}, which is missing: {install}"
         ) from error
     except Exception as error:  # the package's code runs
-        raise ConfigError(f"environment.type is {type_!r}, but {module} fails when it is imported: {error!r}") from error
+        raise ConfigError(
+            f"environment.type is {type_!r}, but {module} fails when it is imported: {error!r}"
+        ) from error

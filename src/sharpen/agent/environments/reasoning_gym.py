@@ -114,7 +114,9 @@ def _make(package: Any, config: EnvironmentConfig, size: int) -> Any:
     _check_generator(known, config.id, config.args, "environment.id", "environment.args")
     settings = dict(config.args)
     if config.id == COMPOSITE:
-        settings["datasets"] = _parts(known, import_package(TYPE, "reasoning_gym.composite").DatasetSpec, settings.get("datasets"))
+        settings["datasets"] = _parts(
+            known, import_package(TYPE, "reasoning_gym.composite").DatasetSpec, settings.get("datasets")
+        )
     try:
         return package.create_dataset(config.id, **settings, seed=config.seed, size=size)
     except Exception as error:  # assertions of the generator on its settings

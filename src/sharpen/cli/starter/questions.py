@@ -55,7 +55,6 @@ def questions_of(environment: EnvironmentConfig) -> list[Question]:
     ]
 
 
-
 def _tagged(answer: str) -> str:
     return f"<answer>{answer}</answer>"
 
