@@ -95,8 +95,8 @@ class Gymnasium:
         if not isinstance(space, self._text):
             what = "text from an observation" if name == "observation" else "an action from the model's text"
             raise ConfigError(
-                f"{self._config.id!r} has {space} for its {name}s, not text: environment.args.{name} must name a function "
-                f"of yours that makes {what}, as games.py:function"
+                f"{self._config.id!r} has {space} for its {name}s, not text: environment.args.{name} must name a "
+                f"function of yours that makes {what}, as games.py:function"
             )
         return _as_it_is
 
