@@ -17,6 +17,8 @@ from importlib.metadata import version
 from typing import Any
 
 from sharpen.agent.environments.environment import TEST, TRAIN, Environment
+from sharpen.agent.environments.mixture import TYPE as MIXTURE
+from sharpen.agent.environments.mixture import Mixture, parts_of
 from sharpen.agent.rollout.signature import judge_arguments, workflow_arguments
 from sharpen.config.doors import find_part, source_identity
 from sharpen.config.public import ENVIRONMENT, ENVIRONMENTS, DatasetConfig, EnvironmentConfig, JudgeOutput
@@ -87,13 +89,17 @@ def tasks_of(dataset: DatasetConfig, config: EnvironmentConfig | None) -> Sequen
     if config is None or dataset.path != ENVIRONMENT:
         return load_tasks(dataset)
     split = dataset.split or TRAIN
-    if split not in (TRAIN, TEST) or dataset.name is not None:
+    environment = opened(config)
+    if split not in (TRAIN, TEST) or not (dataset.name is None or isinstance(environment, Mixture)):
         raise DatasetError(
             f"the environment has the tasks of split {TRAIN!r} and of {TEST!r}, and no name, got "
             f"{split!r}{'' if dataset.name is None else f' of name {dataset.name!r}'}"
         )
     try:
-        rows = opened(config).tasks(split)
+        if isinstance(environment, Mixture) and dataset.name is not None:
+            rows = environment.tasks_of(split, dataset.name)
+        else:
+            rows = environment.tasks(split)
     except SharpenError:
         raise
     except Exception as error:  # somebody's own environment may raise anything
@@ -106,6 +112,8 @@ def tasks_of(dataset: DatasetConfig, config: EnvironmentConfig | None) -> Sequen
 def environment_identity(config: EnvironmentConfig) -> dict[str, int | str]:
     """Return by what a run that goes on recognizes the code of its environment: the version of the package, or the
     digest of somebody's own file."""
+    if config.type == MIXTURE:
+        return {name: value for part in parts_of(config) for name, value in environment_identity(part).items()}
     if config.type in _HOMES:
         package = _HOMES[config.type][2]
         return {package: version(package)}
@@ -113,7 +121,9 @@ def environment_identity(config: EnvironmentConfig) -> dict[str, int | str]:
 
 
 def _open(config: EnvironmentConfig) -> Environment:
-    assert _HOMES.keys() == set(ENVIRONMENTS)
+    if config.type == MIXTURE:
+        return Mixture(config, _open)
+    assert {*_HOMES, MIXTURE} == set(ENVIRONMENTS)
     if config.type in _HOMES:
         module, name, _ = _HOMES[config.type]
         make = getattr(importlib.import_module(f"sharpen.agent.environments.{module}"), name)
