@@ -21,11 +21,11 @@ def import_package(type_: str, module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name == module:
-            raise ConfigError(
-                f"environment.type is {type_!r}, whose package is not installed: {install}"
-            ) from error
+            raise ConfigError(f"environment.type is {type_!r}, whose package is not installed: {install}") from error
         raise ConfigError(
             f"environment.type is {type_!r}, whose package needs {error.name!r}, which is missing: {install}"
         ) from error
     except Exception as error:  # the package's code runs
-        raise ConfigError(f"environment.type is {type_!r}, but {module} fails when it is imported: {error!r}") from error
+        raise ConfigError(
+            f"environment.type is {type_!r}, but {module} fails when it is imported: {error!r}"
+        ) from error
