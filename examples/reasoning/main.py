@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> TuneResult:
         __doc__,
         data=None,
         model=str(MODEL),
-        steps=40,
+        steps=80,
         batch_size=8,
         group_size=8,
         learning_rate=3e-4,

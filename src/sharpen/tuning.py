@@ -50,11 +50,11 @@ def tune(
 
     `workflow_func` is `async def (task, model)` and runs the agent on one task (or a Trinity `Workflow` class, or its
     registered name; see `docs/use/trinity.md`); `judge_func` is `async def (task, response)` and scores its response
-    (without it the workflow returns the reward). An
-    `environment` brings tasks, workflow and judge, as far as they are not given. `config_path` names a YAML file, `settings` holds further settings in
-    the same layout (`{"rollout": {"timeout_s": 60}}`, or with dotted keys); arguments override both, and each override
-    is printed. A fixed `experiment_name` continues that run from its last checkpoint. `sft`, `cpt` and `dpo` learn from
-    the rows themselves and use a workflow only to evaluate the agent (`docs/use/beyond-rl.md`).
+    (without it the workflow returns the reward). An `environment` brings tasks, workflow and judge, as far as they are
+    not given. `config_path` names a YAML file, `settings` holds further settings in the same layout (`{"rollout":
+    {"timeout_s": 60}}`, or with dotted keys); arguments override both, and each override is printed. A fixed
+    `experiment_name` continues that run from its last checkpoint. `sft`, `cpt` and `dpo` learn from the rows themselves
+    and use a workflow only to evaluate the agent (`docs/use/beyond-rl.md`).
 
     Works in scripts and notebooks. Raises `ConfigError`, `DatasetError` or `ModelError` for bad input, before anything
     is loaded where possible; `RolloutError` if too many rollouts fail; `ParityError` if the trainer's logprobs differ

@@ -14,8 +14,9 @@ THIRD_PARTY = ("reasoning_gym", "sympy", "verifiers", "gymnasium", "textarena", 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Warnings are errors, except for those within the packages that are tested."""
+    config.addinivalue_line("filterwarnings", "ignore::SyntaxWarning")  # of packages when they are compiled first
     for package in THIRD_PARTY:
-        for kind in ("DeprecationWarning", "UserWarning", "SyntaxWarning"):
+        for kind in ("DeprecationWarning", "UserWarning"):
             config.addinivalue_line("filterwarnings", rf"ignore::{kind}:{package}(\.|$)")
 
 

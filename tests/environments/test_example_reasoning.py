@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from lines import different
+from pages import blocks
 
 from sharpen.cli.main import main as sharpen
 
@@ -40,7 +41,7 @@ def test_init_writes_a_folder_that_trains(tmp_path: Path, monkeypatch: pytest.Mo
     assert sharpen(["check", "--config", "run.yaml"]) == 0
     assert sharpen(["run", "--config", "run.yaml", *small]) == 0
     summary = json.loads(Path("checkpoints/Sharpen/run/summary.json").read_text())
-    assert summary["verdict"]["kind"] in ("better", "not_shown", "worse")
+    assert summary["after"]["sampled"]["num_tasks"] == 2
 
 
 def test_init_for_a_real_model(tmp_path: Path) -> None:
@@ -48,6 +49,20 @@ def test_init_for_a_real_model(tmp_path: Path) -> None:
     settings = yaml.safe_load((tmp_path / "new/run.yaml").read_text())
     assert settings["environment"] == {"type": "reasoning-gym", "id": "sudoku", "args": {}}
     assert settings["model"] == {"model_path": "some/model", "max_model_len": 4096, "max_tokens": 512}
+
+
+def test_the_program_of_the_page(tmp_path: Path, toy_model_dir: Path) -> None:
+    """docs/use/environments.md, with the toy model and one step."""
+    (program,) = [block.text for block in blocks("python") if block.page == "docs/use/environments.md"]
+    settings = {"checkpoint_root_dir": str(tmp_path), "name": "page", "train_dataset.total_steps": 1}
+    settings |= {"algorithm": {"batch_size": 2, "group_size": 2}, "evaluation.max_tasks": 2}
+    small = (
+        program.replace("Qwen/Qwen3-0.6B", str(toy_model_dir))
+        .replace("=2048", "=512")
+        .replace("max_tokens=512", "max_tokens=4")
+    )
+    exec(small.replace("tune(\n", f"tune(\n    settings={settings!r},\n"), {})
+    assert json.loads((tmp_path / "Sharpen/page/certificate.json").read_text())["holds"]
 
 
 @pytest.mark.slow

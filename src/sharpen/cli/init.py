@@ -1,6 +1,7 @@
 """`sharpen init DIR`: write a folder that runs at once, with an agent, a judge, tasks, `run.yaml` and a test.
 
-In: the folder, the framework of the agent or an environment, the model. Out: the files; without a model, a tiny one made on the spot.
+In: the folder, the framework of the agent or an environment, the model. Out: the files; without a model, a tiny one
+made on the spot.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--env",
         metavar="TYPE:ID",
-        help="an environment in place of an agent, a judge and tasks: reasoning-gym:chain_sum (docs/use/environments.md)",
+        help="an environment in place of agent, judge and tasks: reasoning-gym:chain_sum (docs/use/environments.md)",
     )
     parser.add_argument(
         "--model",

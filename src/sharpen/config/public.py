@@ -97,7 +97,7 @@ class EnvironmentConfig(Strict):
     train_tasks: int | None = Field(default=None, ge=1)
     """Tasks to train on. None is 1,000 where tasks are made up, and all where they are a list."""
     held_out_tasks: int | None = Field(default=None, ge=1)
-    """Tasks to evaluate on, none of which trains. None is 200 where tasks are made up, and all where they are a list."""
+    """Tasks to evaluate on; none of them trains. None is 200 where tasks are made up, and all where they are a list."""
     seed: int = Field(default=0, ge=0)
     """Seed of the tasks, apart from that of the run: runs with other seeds have the same tasks."""
 

@@ -68,7 +68,7 @@ def _text(row: Any, at: int, split: str) -> str:
 
 async def _attempt(environment: Environment, row: Mapping[str, Any], replies: Sequence[str], split: str) -> None:
     task = copy.deepcopy(dict(row))
-    with _model(replies) as (model, requests):
+    with served_replies(replies) as (model, requests):
         async with asyncio.timeout(60), model.client:
             output = await environment.workflow(task=task, model=model)
     assert requests, f"the attempt at a task of {split!r} asked the model nothing"
@@ -86,7 +86,7 @@ async def _attempt(environment: Environment, row: Mapping[str, Any], replies: Se
 
 
 @contextlib.contextmanager
-def _model(replies: Sequence[str]) -> Iterator[tuple[Any, list[Any]]]:
+def served_replies(replies: Sequence[str]) -> Iterator[tuple[Any, list[Any]]]:
     """Serve a model that says the replies. Yields the model object and the requests that it gets."""
     import openai
 

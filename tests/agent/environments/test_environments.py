@@ -113,8 +113,7 @@ def test_what_a_run_takes_of_it(echo: str) -> None:
 
 
 def test_functions_travel_without_the_environment(echo: str) -> None:
-    """A worker's process gets the settings and opens its own: red if the functions were the environment's methods, which
-    cannot be pickled from a file."""
+    """A worker's process gets the settings and opens its own: red if the functions were the environment's methods."""
     config = EnvironmentConfig(type=echo)
     workflow, judge = functions_of(config, None, None)
     for function in (workflow, judge):
@@ -172,7 +171,7 @@ def test_a_run_trains_on_it_and_records_where_tasks_come_from(echo: str, tmp_pat
     assert recorded["identity.environment.type"]["value"]["bytes"] == len(SOURCE)
     summary = json.loads((result.run_dir / "summary.json").read_text())
     assert summary["before"]["sampled"]["num_tasks"] == 2
-    assert opening._opened == {}, "closed with the run"
+    assert not [key for key in opening._opened if echo in key], "closed with the run"
 
 
 def test_a_reward_that_is_no_number_is_the_judges_failure(echo: str, tmp_path: Path, toy_model_dir: Path) -> None:

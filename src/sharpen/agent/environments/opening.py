@@ -141,9 +141,14 @@ def _open(config: EnvironmentConfig) -> Environment:
     return environment
 
 
-async def workflow_of_environment(config: EnvironmentConfig, task: dict[str, Any], model: Any) -> Any:
-    """Attempt a task in the environment with these settings."""
-    return await (await _here(config)).workflow(task=task, model=model)
+async def workflow_of_environment(
+    config: EnvironmentConfig, task: dict[str, Any], model: Any, auxiliary_models: dict[str, Any]
+) -> Any:
+    """Attempt a task in the environment with these settings, which may ask for further models."""
+    workflow = (await _here(config)).workflow
+    takes = workflow_arguments(workflow)
+    more = {"auxiliary_models": auxiliary_models} if "auxiliary_models" in takes else {}
+    return await workflow(task=task, model=model, **more)
 
 
 async def judge_of_environment(config: EnvironmentConfig, task: dict[str, Any], response: Any) -> JudgeOutput:

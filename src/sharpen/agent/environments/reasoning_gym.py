@@ -87,9 +87,9 @@ class ReasoningGym:
             if len(training) == self._num_train:
                 return training, list(held_out.values())
         raise DatasetError(
-            f"generator {self._id!r} made {self._size} questions, of which {self._num_held_out} were to be held out and "
-            f"{self._num_train} others to train: there were {len(held_out)} and {len(training)}. Give it a wider range "
-            "in environment.args, or lower environment.held_out_tasks or train_tasks"
+            f"generator {self._id!r} made {self._size} questions, of which {self._num_held_out} were to be held out "
+            f"and {self._num_train} others to train: there were {len(held_out)} and {len(training)}. Give it a wider "
+            "range in environment.args, or lower environment.held_out_tasks or train_tasks"
         )
 
     def _row(self, index: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ different questions, held-out ones are among them: such a model shows that every
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +59,9 @@ def _tagged(answer: str) -> str:
     return f"<answer>{answer}</answer>"
 
 
-def _wrong(answer: str, rows: Sequence[dict[str, Any]], rng: random.Random) -> str:
+def _wrong(answer: str, rows: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
     """Return a number that is one too high, or the answer to another question."""
     if answer.lstrip("-").isdecimal():
         return str(int(answer) + 1)
-    return rng.choice([row["answer"] for row in rows if row["answer"] != answer])
+    others: list[str] = [row["answer"] for row in rows if row["answer"] != answer]
+    return rng.choice(others)
