@@ -46,8 +46,8 @@ def load_frozen(
 
     For `base: nf4` a plain model's adapted layers are read and put into 4 bits one after the other, so that one is
     whole at a time; any other model is loaded whole, and quantized when the adapters are added. What was `served`
-    already, all of it in this type and on this device, is used, and no weight is read. Raises `ModelError` if the weights
-    are missing or cannot be read.
+    already, all of it in this type and on this device, is used, and no weight is read. Raises `ModelError` if the
+    weights are missing or cannot be read.
     """
     empty = skeleton(config)
     try:
