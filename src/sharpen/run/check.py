@@ -87,6 +87,7 @@ def check_first(loop: Loop, site: Site) -> None:
         display=site.display,
         keep=site.transcripts.add,
     )
+    loop.serving.rest()
     for line in _summary_lines(report):
         site.display.message(line)
     if report.all_failed:
