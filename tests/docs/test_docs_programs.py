@@ -248,7 +248,6 @@ def test_formats() -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft 0.21 on transformers 5.23
 def test_judges(serve: ServeModel) -> None:
     """The rubric asks a model that is served here, whose answer is constrained: (3 * 1 + 0) / 4."""
     rubric, watched = programs("judges.md")
@@ -261,6 +260,7 @@ def test_judges(serve: ServeModel) -> None:
     assert asyncio.run(names["judge"](row, "4", grader)).reward == 0.75
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft 0.21 on transformers 5.23
 def test_lora(toy_model_dir: Path, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

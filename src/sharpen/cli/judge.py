@@ -77,7 +77,7 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
 
 
 def run_judge(arguments: argparse.Namespace, keys: IO[str] | None = None) -> int:
-    """Check a judge, or mark answers by the `keys` pressed. Raises `ConfigError` or `DatasetError` for what cannot be used."""
+    """Check a judge, or mark answers by `keys`. Raises `ConfigError` or `DatasetError` for what cannot be used."""
     return _label(arguments, keys or sys.stdin) if arguments.action == "label" else _check(arguments)
 
 

@@ -48,8 +48,8 @@ def check_floor(config: RunConfig, judge: Judge | None, say: Callable[[str], Non
     say(_line(found))
     if (problem := below(found, floor.kappa)) is not None:
         raise JudgeError(
-            f"the judge `{name_of(judge)}` {problem}: nothing was trained; look at what they disagree on (sharpen judge "
-            f"check {floor.marks}), improve the judge, or lower judge_floor.kappa"
+            f"the judge `{name_of(judge)}` {problem}: nothing was trained; look at what they disagree on "
+            f"(sharpen judge check {floor.marks}), improve the judge, or lower judge_floor.kappa"
         )
 
 

@@ -14,7 +14,7 @@ no verdict is a failure of the judge: nothing is trained on it.
         reference="answer",
     )
 
-- `model`: who is asked, for JSON of a schema: an endpoint or an auxiliary model; what was asked before is not asked again
+- `model`: who is asked, for JSON of a schema (an endpoint or an auxiliary model); the same is asked once
 - `rubric`: criteria with weights
 - `compare`: an answer against another one, and the answers of a group against each other
 - `several`: several judges of one answer, and a second one that only watches

@@ -38,7 +38,7 @@ _ADDRESS = re.compile(
     r"|\b(?:judge|grader|evaluator|rubric)s?\b.{0,40}\b(?:score|grade|reward|mark|points?|criteri\w+)\b"
     r"|\b(?:full|maximum|top|highest|perfect) (?:marks?|score|grade|reward|points)\b"
     r"|\b(?:ignore|disregard) (?:all |any |the )?(?:previous|prior|above|earlier) instructions\b"
-    r"|\bthis (?:answer|response|solution) (?:fully |clearly |completely )?(?:meets|satisfies|deserves|fulfils|fulfills)\b",
+    r"|\bthis (?:answer|response|solution) (?:fully |clearly |completely )?(?:meets|satisfies|deserves|fulfill?s)\b",
     re.IGNORECASE | re.DOTALL,
 )
 _ADVICE = (
