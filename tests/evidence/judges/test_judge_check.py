@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pty
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -203,6 +204,7 @@ def test_at_a_terminal_a_key_needs_no_enter():
     """Red where a line is read: the test would wait for ever (its time limit is the pytest one)."""
     ours, theirs = pty.openpty()
     os.write(ours, b"n")
+    time.sleep(0.1)  # typed ahead
     with os.fdopen(theirs, "r") as keys:
         assert command._key(keys) == "n"
     os.close(ours)
