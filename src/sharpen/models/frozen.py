@@ -73,7 +73,9 @@ def load_frozen(
 
 
 def is_plain(module: Any) -> bool:
-    """Whether a model is of linear layers, norms and one table of embeddings."""
+    """Whether a model is of linear layers, norms and one table of embeddings, and its files hold these as they are."""
+    if getattr(module.config, "quantization_config", None) is not None:
+        return False
     tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
     plain = tables == [module.get_input_embeddings()] and type(tables[0]) is nn.Embedding
     return plain and not (experts_of(module) or mixers_of(module) or has_towers(module.config))

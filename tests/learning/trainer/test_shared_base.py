@@ -26,7 +26,7 @@ from sharpen.learning.trainer.checkpoint import pointed
 from sharpen.learning.trainer.lora import AdaptedModel, load_trained
 from sharpen.models.adapters import adapted_layers, add_adapters
 from sharpen.models.configuration import read_config
-from sharpen.models.frozen import load_frozen
+from sharpen.models.frozen import is_plain, load_frozen
 from sharpen.models.modules import load_module, skeleton
 from sharpen.models.nf4 import NF4Linear
 from sharpen.placement.trainers import publish_unmerged_adapters, served_parts
@@ -237,6 +237,14 @@ def test_no_more_than_one_layer_is_whole_while_they_are_put_into_4_bits(tmp_path
     before, peak = map(int, told.stdout.split())
     assert (tmp_path / "model.safetensors").stat().st_size > 300 << 20
     assert (peak - before) << 10 < 150 << 20
+
+
+def test_files_that_are_quantized_already_are_transformers_to_read():
+    """Their tensors have the names of weights, and mean nothing without their scales."""
+    module = make_model("qwen3")
+    assert is_plain(module)
+    module.config.quantization_config = {"quant_method": "fp8"}
+    assert not is_plain(module)
 
 
 def test_files_that_cannot_be_read_are_named_also_layer_by_layer(tmp_path):
