@@ -121,15 +121,17 @@ test-clients: .venv-clients/installed
 	cd .venv-clients/node/node_modules/opencode-ai && node postinstall.mjs
 	@touch $@
 
-# Test environments of others, with their packages. In an environment of its own.
+# Test environments and traces of others, with their packages. In an environment of its own. What Harbor needs to run trials, and
+# its formats do not, is left out, and must be all that is; it asks for Python 3.12 too, which the others do not.
 test-environments: .venv-environments/installed
 	PYTHONPATH=tests/sessions .venv-environments/bin/python -m pytest -p all_or_nothing --all-of tests/environments -m "environments and not slow" tests/environments
 
 .venv-environments/installed: pyproject.toml requirements/environments.txt
 	$(PYTHON) -m venv .venv-environments
 	.venv-environments/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements/environments.txt)"
-	.venv-environments/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements/environments.txt --editable .
-	.venv-environments/bin/python -m pip check
+	.venv-environments/bin/python -m pip install --quiet --no-compile --no-deps --ignore-requires-python --requirement requirements/environments.txt --editable .
+	! .venv-environments/bin/python -m pip check | grep --invert-match --extended-regexp \
+		'^harbor .* requires \w+, which is not installed|No broken requirements'
 	@touch $@
 
 # Test CrewAI, and LlamaIndex with its own package for OpenAI. In an environment of their own, which CI does not make: both want

@@ -56,10 +56,12 @@ PAGES = {
     "view": "use/view",
     "report": "use/report",
     "rescore": "use/report",
+    "judge": "use/judges",
     "diagnose": "use/diagnose",
     "certify": "understand/certificate",
     "serve": "use/serve",
     "record": "use/record",
+    "record import": "use/record",
     "export": "use/report",
 }
 """Where a command is explained."""
@@ -71,6 +73,7 @@ ANSWERS_NO = {
     "sweep": "no trial was measured",
     "plan": "it does not fit",
     "rescore": "the judge failed on every rollout",
+    "judge": "the judge failed on every answer, or is below `judge_floor`",
     "certify": "it does not hold",
     "serve": "engine or trainer failed",
     "record": "something could not be recorded",
@@ -92,16 +95,21 @@ def page() -> str:
 
 
 def arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
+    left_out = (argparse._HelpAction, argparse._SubParsersAction)
+    return [one for one in parser._actions if one.help != argparse.SUPPRESS and not isinstance(one, left_out)]
 
 
-def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    for action in build_parser()._actions:
+def commands(
+    parser: argparse.ArgumentParser | None = None, before: str = ""
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield each command, and behind it what is said after its name: `record`, `record import`."""
+    for action in (parser or build_parser())._actions:
         if isinstance(action, argparse._SubParsersAction):
             helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
-            for name, parser in action.choices.items():
-                parser.description = helps.get(name) or parser.description
-                yield name, parser
+            for name, choice in action.choices.items():
+                choice.description = helps.get(name) or choice.description
+                yield before + name, choice
+                yield from commands(choice, f"{before}{name} ")
 
 
 def section(name: str, parser: argparse.ArgumentParser, common: Container[str]) -> Iterator[str]:

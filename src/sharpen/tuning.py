@@ -21,6 +21,7 @@ from sharpen.config.functions import import_function
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.problems import Problems
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, EnvironmentConfig, MonitorType, TunerModelConfig
+from sharpen.config.run import JudgeFloorConfig
 from sharpen.errors import INVALID_INPUT, SharpenError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def tune(
     model: TunerModelConfig | None = None,
     auxiliary_models: Mapping[str, TunerModelConfig] | None = None,
     algorithm: AlgorithmConfig | None = None,
+    judge_floor: JudgeFloorConfig | None = None,
     project_name: str | None = None,
     experiment_name: str | None = None,
     monitor_type: MonitorType | None = None,
@@ -54,7 +56,8 @@ def tune(
     not given. `config_path` names a YAML file, `settings` holds further settings in the same layout (`{"rollout":
     {"timeout_s": 60}}`, or with dotted keys); arguments override both, and each override is printed. A fixed
     `experiment_name` continues that run from its last checkpoint. `sft`, `cpt` and `dpo` learn from the rows themselves
-    and use a workflow only to evaluate the agent (`docs/use/beyond-rl.md`).
+    and use a workflow only to evaluate the agent (`docs/use/beyond-rl.md`). With a `judge_floor` nothing starts unless
+    the judge agrees with its owner's marks (`docs/use/judges.md`; else `JudgeError`).
 
     Works in scripts and notebooks. Raises `ConfigError`, `DatasetError` or `ModelError` for bad input, before anything
     is loaded where possible; `RolloutError` if too many rollouts fail; `ParityError` if the trainer's logprobs differ
@@ -67,6 +70,7 @@ def tune(
         "model": model,
         "auxiliary_models": auxiliary_models or None,
         "algorithm": algorithm,
+        "judge_floor": judge_floor,
         "project": project_name,
         "name": experiment_name,
         "monitor_type": monitor_type,
@@ -146,8 +150,10 @@ def run_config(
     with closing(display or open_display(resolved)) as display:
         from sharpen.run.assembly import open_loop
         from sharpen.run.check import check_first
+        from sharpen.run.judging import check_floor
         from sharpen.run.outcome import judge_run, result, write_outcome
 
+        check_floor(resolved.config, judge, display.message)
         with open_loop(resolved, workflow, judge, config_path, display) as (loop, site):
             try:
                 check_first(loop, site)

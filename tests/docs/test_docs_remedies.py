@@ -59,9 +59,12 @@ def _texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def commands() -> dict[str, argparse.ArgumentParser]:
-    (found,) = [action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(found.choices)
+def commands(parser: argparse.ArgumentParser | None = None) -> dict[str, argparse.ArgumentParser]:
+    """The commands, and what is said behind one's name (`record import`), by their names."""
+    found = [one for one in (parser or build_parser())._actions if isinstance(one, argparse._SubParsersAction)]
+    named = {name: choice for action in found for name, choice in action.choices.items()}
+    inner = {f"{name} {one}": choice for name in named for one, choice in commands(named[name]).items()}
+    return named | inner
 
 
 def test_each_command_in_a_message_is_one_with_the_options_behind_it() -> None:

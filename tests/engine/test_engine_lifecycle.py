@@ -12,6 +12,7 @@ from toy_engines import END, make_engine, make_model, prompt_of, request, run_al
 
 from sharpen.contracts import Generation
 from sharpen.engine.embedded.kv import KVLayout, KVPool
+from sharpen.engine.embedded.scheduler import Scheduler
 from sharpen.errors import EngineError, SamplingError
 
 
@@ -201,7 +202,7 @@ def test_a_pool_that_grew_in_a_step_is_zeroed_outside_of_one() -> None:
         budget_bytes=1 << 30,
     )
     with torch.inference_mode():
-        pool.resize(2, pool.longer(1024))
+        pool.resize(2, pool.longer(1024), used=1)
     pool.zero_all()
     pool.zero(0)
 
@@ -263,13 +264,34 @@ def test_ids_outside_the_vocabulary_are_refused(prompt: list[int]) -> None:
         run_all(make_engine(make_model("qwen3")), [request(prompt)])
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the memory of this process from /proc")
+READS_PROC = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads memory from /proc")
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@READS_PROC
+def test_a_pool_that_grows_takes_memory_for_the_slots_in_use() -> None:
+    """Of 64 slots, two with content. Break: copy all slots in `resize`, or (scheduler) count those that are empty."""
+    layout, cpu = KVLayout.uniform(4, 8, 64), torch.device("cpu")
+    pool = KVPool(layout=layout, dtype=torch.float32, device=cpu, max_slots=64, max_length=1024, budget_bytes=1 << 30)
+    scheduler = Scheduler(pool)
+    scheduler._resize(64, pool.length)
+    scheduler.table.kv_len_S[:2] = 7
+    for layer in pool.layers.values():
+        layer.keys_SKDT[:2] = layer.values_SKTE[:2] = 3
+    del layer
+    before = resident()
+    scheduler._resize(64, 1024)
+    assert resident() - before < 0.1 * pool.num_bytes
+    assert all(bool((layer.keys_SKDT[:2, :, :, :256] == 3).all()) for layer in pool.layers.values())
+    assert all(bool((layer.values_SKTE[:2, :, :256] == 3).all()) for layer in pool.layers.values())
+
+
+@READS_PROC
 def test_resting_gives_the_memory_of_the_cache_back() -> None:
     """Break: leave the allocation out of `KVPool.release`."""
-
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
     layout, cpu = KVLayout.uniform(4, 8, 64), torch.device("cpu")
     pool = KVPool(layout=layout, dtype=torch.float32, device=cpu, max_slots=32, max_length=512, budget_bytes=1 << 28)
     before = resident()

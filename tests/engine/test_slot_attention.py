@@ -98,7 +98,7 @@ def filled_pool(length: int) -> KVPool:
         max_length=length,
         budget_bytes=1 << 22,
     )
-    pool.resize(4, length)
+    pool.resize(4, length, used=4)
     torch.manual_seed(0)
     pool.layers[0].keys_SKDT.normal_()
     pool.layers[0].values_SKTE.normal_()

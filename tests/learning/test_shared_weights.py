@@ -23,6 +23,7 @@ from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.learning.trainer.trainer import Trainer
 from sharpen.placement.trainers import share_weights
 from sharpen.run.assembly import open_loop
+from sharpen.run.check import check_first
 from sharpen.types import Sampling
 
 
@@ -171,3 +172,26 @@ def test_the_engine_gives_its_cache_back_before_training_where_no_call_runs_then
         before = loop.serving.engine._scheduler.pool.layers[0].keys_SKDT.data_ptr()
         loop.step()
         assert (loop.serving.engine._scheduler.pool.layers[0].keys_SKDT.data_ptr() != before) == rests
+
+
+def test_what_a_check_and_an_evaluation_left_in_the_cache_is_gone_when_the_first_step_begins(
+    tmp_path, toy_model_dir, toy_dataset
+):
+    """Red without `rest` in `check_first`, or in `RolloutSource.gather`."""
+    found: list[int] = []
+
+    async def notes(task, model):
+        found.append(int(loop.serving.engine._scheduler.table.kv_len_S.sum()))
+        return await letters(task, model)
+
+    given = settings(tmp_path, toy_model_dir, toy_dataset, **{"check.enabled": True, "check.gradients": False})
+    with open_loop(resolve(settings=given), notes, None) as (loop, site):
+        for begin in (
+            lambda: check_first(loop, site),
+            loop._evaluate_before,
+            lambda: loop.source.gather(loop.progress),
+        ):
+            start = len(found)
+            begin()
+            assert found[start] == 0
+            assert loop.serving.engine.stats.sampled_tokens

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharpen.cli.arguments import add_json, add_run, number, print_json, run_of, say
-from sharpen.errors import ConfigError, ModelError
+from sharpen.errors import ConfigError, JournalError, ModelError
 
 if TYPE_CHECKING:
     from sharpen.serve.record.rows import LeftOut, Opinion
@@ -23,6 +23,9 @@ PURPOSES: Mapping[str, str] = {
     "sft": "rows for algorithm_type sft",
     "dpo": "rows for algorithm_type dpo",
     "datasets": "every rollout with messages, reward, thumb and note",
+    "atif": "trajectories for Harbor and what reads its format",
+    "openenv": "calls with their token ids, by OpenEnv's contract",
+    "otel": "spans of OpenTelemetry, as OTLP JSON",
     "gguf": "the model, by llama.cpp's converter",
     "hub": "the model, to the Hugging Face hub",
 }
@@ -39,7 +42,10 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         help="; ".join(f"{name}: {what}" for name, what in PURPOSES.items()),
     )
     parser.add_argument(
-        "--to", required=True, metavar="FILE", help="the file to write (.jsonl, .parquet, .gguf); hub: owner/name"
+        "--to",
+        required=True,
+        metavar="FILE",
+        help="the file to write (.jsonl, .parquet, .gguf); atif, openenv, otel: or a new folder; hub: owner/name",
     )
     parser.add_argument(
         "--min-reward",
@@ -65,6 +71,8 @@ def run_export(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--force is for gguf and hub: for {arguments.purpose} there is nothing to force")
     if arguments.purpose in ("gguf", "hub"):
         return _export_model(arguments, run_dir)
+    if arguments.purpose in ("atif", "openenv", "otel"):
+        return _export_documents(arguments, run_dir)
     return _export_rows(arguments, run_dir)
 
 
@@ -72,10 +80,8 @@ def _export_rows(arguments: argparse.Namespace, run_dir: Path) -> int:
     from sharpen.learning.experience.reading import read_groups
     from sharpen.serve.record.rows import LeftOut, by_reward, dpo_rows, rollout_rows, sft_rows, write_rows
 
-    journal, path = run_dir / "run.db", Path(arguments.to)
-    if not journal.exists():
-        raise ConfigError(f"{run_dir} is not a run directory: it has no run.db")
-    left_out, groups = LeftOut(), read_groups(journal)
+    path = Path(arguments.to)
+    left_out, groups = LeftOut(), read_groups(_journal(run_dir))
     rows: list[dict[str, Any]]
     if arguments.purpose == "sft":
         rows = list(sft_rows(groups, arguments.min_reward, left_out))
@@ -103,6 +109,38 @@ def _export_rows(arguments: argparse.Namespace, run_dir: Path) -> int:
     for line in left_out.lines():
         say(line)
     return 0
+
+
+def _export_documents(arguments: argparse.Namespace, run_dir: Path) -> int:
+    """Write trajectories as other programs read them."""
+    from sharpen.learning.experience.reading import read_groups
+    from sharpen.serve.interchange import atif, openenv, otel
+    from sharpen.serve.interchange.files import write_documents
+    from sharpen.serve.record.rows import LeftOut
+
+    made = {"atif": atif.documents, "openenv": openenv.documents, "otel": otel.documents}[arguments.purpose]
+    left_out, path = LeftOut(), Path(arguments.to)
+    try:
+        number = write_documents(path, made(read_groups(_journal(run_dir)), left_out))
+    except JournalError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"--to {path} cannot be written: {error.strerror}") from error
+    if not number:
+        raise ConfigError("; ".join([f"{run_dir} has nothing for {arguments.purpose}", *left_out.lines()]))
+    if arguments.json:
+        print_json({"documents": number, "to": str(path), "left_out": list(left_out.lines())})
+        return 0
+    say(f"{number} documents for {arguments.purpose} in {path}")
+    for line in left_out.lines():
+        say(line)
+    return 0
+
+
+def _journal(run_dir: Path) -> Path:
+    if not (run_dir / "run.db").exists():
+        raise ConfigError(f"{run_dir} is not a run directory: it has no run.db")
+    return run_dir / "run.db"
 
 
 def _range(rewards: Mapping[float | None, int]) -> tuple[float | None, float | None]:

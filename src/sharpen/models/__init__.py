@@ -19,6 +19,7 @@ know of requests, rollouts or training.
 - `balance`: the loss that spreads tokens over experts
 - `adapters`: puts LoRA adapters into a model
 - `nf4`: a frozen layer kept in 4 bits
+- `frozen`: loads a model for adapters, layer by layer where its layers will be in 4 bits
 - `images`: an image as tokens of a prompt and as pixels for a tower
 - `marks`: where images lie among the tokens of a sequence
 - `sight`: shows images to a model during a pass

@@ -11,7 +11,7 @@ import importlib.util
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,7 +35,8 @@ _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 
 
 def add_adapters(module: Any, lora: LoraConfig, dtype: torch.dtype | None = None) -> dict[str, Any]:
-    """Put adapters into `module`, and return their settings (JSON). With `base: nf4` the adapted layers are quantized.
+    """Put adapters into `module`, and return their settings (JSON). With `base: nf4` the adapted layers are quantized,
+    but for those that are already (`frozen.load_frozen`).
     `dtype` is the least exact type of the adapters; None: each has that of its layer.
 
     Raises `ConfigError` for target modules that the model does not have.
@@ -46,7 +47,7 @@ def add_adapters(module: Any, lora: LoraConfig, dtype: torch.dtype | None = None
     settings = {"rank": lora.rank, "alpha": lora.alpha, "target_modules": _targets(module, lora)}
     if lora.experts:
         settings["target_parameters"] = _expert_targets(module)
-    with nullcontext() if dtype is None else _weights_as(module, dtype):
+    with _weights_as(module, dtype):
         peft.inject_adapter_in_model(peft_config(module, settings), module, ADAPTER)
     for name, layer in adapted_layers(module).items():
         layer.eval()
@@ -54,7 +55,7 @@ def add_adapters(module: Any, lora: LoraConfig, dtype: torch.dtype | None = None
             if not name.endswith(".base_layer"):  # peft puts the adapters of one part into each other
                 layer.forward = partial(compute_adapted, [part for part in layer.modules() if is_of_experts(part)])
             continue
-        if lora.base == "nf4":
+        if lora.base == "nf4" and not isinstance(layer.base_layer, NF4Linear):
             layer.base_layer = NF4Linear(layer.base_layer)
         kind: Any = type(layer)
         layer.__class__ = _faster(kind)  # a function of its own would make a circle, which keeps its weights
@@ -86,15 +87,18 @@ def _forward(layer: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _weights_as(module: Any, dtype: torch.dtype) -> Iterator[None]:
+def _weights_as(module: Any, dtype: torch.dtype | None) -> Iterator[None]:
     """Let linear layers have weights of a wider type, without contents, inside this block: peft rounds an adapter, once
-    it is drawn, to the type of its layer's."""
-    linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
-    layers = [layer for layer in linear if layer.weight.dtype.itemsize < dtype.itemsize]
-    own = {id(layer.weight): layer.weight.data for layer in layers}  # tied ones once
-    for layer in layers:
-        weight = own[id(layer.weight)]
-        layer.weight.data = torch.empty(1, dtype=dtype, device=weight.device).expand(weight.shape)
+    it is drawn, to the type of its layer's. Those in 4 bits have the type that they compute in."""
+    layers: list[nn.Linear] = []
+    own: dict[int, torch.Tensor] = {}
+    for layer in (part for part in module.modules() if isinstance(part, nn.Linear)):
+        kinds = [layer.state.dtype if isinstance(layer, NF4Linear) else layer.weight.dtype, *([dtype] if dtype else [])]
+        wanted = max(kinds, key=lambda kind: kind.itemsize)
+        if wanted != layer.weight.dtype:
+            layers.append(layer)
+            weight = own.setdefault(id(layer.weight), layer.weight.data)  # tied ones once
+            layer.weight.data = torch.empty(1, dtype=wanted, device=weight.device).expand(weight.shape)
     try:
         yield
     finally:
@@ -151,13 +155,23 @@ def peft_config(module: Any, settings: Mapping[str, Any], *, inference_mode: boo
 
 def adapter_shapes(module: Any, lora: LoraConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the adapters that `add_adapters` would put into `module`, by the names of peft's files."""
-    targets, own = _targets(module, lora), set(decoder_of(module).modules())
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.Linear) and layer in own and name.rpartition(".")[2] in targets:
-            shapes[f"{_PREFIX}{name}.lora_A.weight"] = (lora.rank, layer.in_features)
-            shapes[f"{_PREFIX}{name}.lora_B.weight"] = (layer.out_features, lora.rank)
+    for name in names_to_adapt(module, lora):
+        layer = module.get_submodule(name)
+        shapes[f"{_PREFIX}{name}.lora_A.weight"] = (lora.rank, layer.in_features)
+        shapes[f"{_PREFIX}{name}.lora_B.weight"] = (layer.out_features, lora.rank)
     return shapes
+
+
+def names_to_adapt(module: Any, lora: LoraConfig) -> list[str]:
+    """Return the names of the linear layers that `add_adapters` would put adapters into. Raises `ConfigError` for
+    target modules that the model does not have."""
+    targets, own = _targets(module, lora), set(decoder_of(module).modules())
+    return [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear) and layer in own and name.rpartition(".")[2] in targets
+    ]
 
 
 def check_adapters(shapes: dict[str, tuple[int, ...]], tensors: Mapping[str, torch.Tensor]) -> None:

@@ -30,12 +30,12 @@ def write_checkpoint(directory: Path, module: Any, tensors: Mapping[str, torch.T
     was loaded from, and the configuration. Without such a folder, or if its tensors have other names than transformers
     writes, all tensors of the module are written."""
     source = Path(module.config._name_or_path)
-    before = _tensor_files(source)
+    before = tensor_files(source)
     names = {name for name, _ in trained_parameters(module)}
     prefixes = text_prefixes(module)
     trained = {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes) or name in names}
     _save(directory, module, trained, dtype)
-    written = _tensor_files(directory)
+    written = tensor_files(directory)
     if written.keys() <= before.keys():
         _add(directory, written, _untouched(before, written, module))
     elif has_towers(module.config):
@@ -51,10 +51,28 @@ def published(module: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, tor
     return named
 
 
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """Return the file of each tensor of a model; nothing if it has no safetensors files under the usual names."""
+    if (folder / _FILE).is_file():
+        with safe_open(folder / _FILE, framework="pt") as file:
+            return dict.fromkeys(file.keys(), folder / _FILE)
+    if (folder / _INDEX).is_file():
+        names = json.loads((folder / _INDEX).read_text())["weight_map"]
+        return {name: folder / file for name, file in names.items()}
+    return {}
+
+
+def read_tensor(file: Path, name: str) -> torch.Tensor:
+    """Return a tensor of a safetensors file, by its name there. The file is closed again: all that was read of one that
+    stays open, mapped, counts as memory of the process. Raises `OSError`, or safetensors' error."""
+    with safe_open(file, framework="pt") as opened:
+        return opened.get_tensor(name).clone()  # type: ignore[no-any-return]
+
+
 def stored_types(folder: Path) -> set[str]:
     """Return the types of the tensors in the files of a checkpoint, as safetensors calls them (`BF16`); nothing if it
     has no such files under the usual names."""
-    files = _tensor_files(folder)
+    files = tensor_files(folder)
     found = set()
     for path in set(files.values()):
         with safe_open(path, framework="pt") as file:
@@ -70,17 +88,6 @@ def _save(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor], dty
         for name, tensor in tensors.items()
     }
     module.save_pretrained(directory, state_dict=state_dict)
-
-
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor of a model; nothing if it has no safetensors files under the usual names."""
-    if (folder / _FILE).is_file():
-        with safe_open(folder / _FILE, framework="pt") as file:
-            return dict.fromkeys(file.keys(), folder / _FILE)
-    if (folder / _INDEX).is_file():
-        names = json.loads((folder / _INDEX).read_text())["weight_map"]
-        return {name: folder / file for name, file in names.items()}
-    return {}
 
 
 def _untouched(before: Mapping[str, Path], written: Collection[str], module: Any) -> dict[str, Path]:

@@ -15,6 +15,8 @@ _BLOCK = 64
 """Values with a scale of their own. A row is whole blocks, with zeros at its end: where one spans two rows,
 bitsandbytes' kernel for processors with AVX-512 reads the scales of others (seen in 0.50)."""
 
+_ROUNDED_AT_ONCE = 2**18
+
 
 class NF4Linear(nn.Linear):
     """A linear layer that is not trained; gradients flow through to its input. `weight` is packed, two values in each
@@ -23,12 +25,9 @@ class NF4Linear(nn.Linear):
     def __init__(self, layer: nn.Linear) -> None:
         """Quantize a layer, which stays as it is. Its bias is shared."""
         nn.Module.__init__(self)
-        from bitsandbytes.functional import quantize_4bit
-
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.state: Any
-        weight = self._in_blocks(layer.weight.detach())
-        packed, self.state = quantize_4bit(weight, blocksize=_BLOCK, quant_type="nf4", compress_statistics=True)
+        packed, self.state = _quantized(self._in_blocks(layer.weight.detach()))
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.bias = layer.bias
 
@@ -65,3 +64,21 @@ class NF4Linear(nn.Linear):
         moved = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.state.to(self.weight.device)
         return moved
+
+
+def _quantized(weight_OC: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """Return what bitsandbytes' `quantize_4bit` returns with compressed statistics, to the last bit, but of some rows
+    at a time: on a CPU it holds fourteen bytes for each value that it rounds, in blocks that the process then keeps."""
+    from bitsandbytes.functional import QuantState, quantize_4bit, quantize_blockwise
+
+    rows = max(1, _ROUNDED_AT_ONCE // weight_OC.shape[1])
+    parts = [quantize_4bit(some, blocksize=_BLOCK, quant_type="nf4") for some in torch.split(weight_OC, rows)]
+    scales = torch.cat([state.absmax for _, state in parts])
+    offset = scales.mean()
+    absmax, state2 = quantize_blockwise(scales - offset, blocksize=256)
+    kind: Any = QuantState
+    state = kind(
+        absmax=absmax, shape=weight_OC.shape, dtype=weight_OC.dtype, blocksize=_BLOCK, code=parts[0][1].code,
+        quant_type="nf4", offset=offset, state2=state2,
+    )  # fmt: skip
+    return torch.cat([packed for packed, _ in parts]), state

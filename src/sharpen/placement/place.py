@@ -50,8 +50,8 @@ class Serving(Place, Protocol):
         """Load new weights into the engines and wait until they serve them. Auxiliary models keep their weights."""
 
     def rest(self) -> None:
-        """Let an engine that shares the trainer's memory give back that of its cache: no call comes before the next
-        weights."""
+        """Let an engine that shares the trainer's memory give back that of its cache, which no call will need: between
+        rollouts, evaluations and training."""
 
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
         """Start sampling probes with the served weights; see `placement.probe`."""

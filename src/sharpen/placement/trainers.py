@@ -5,7 +5,7 @@ In: a run's `Job`. Out: a trainer; or `ConfigError` before anything is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from sharpen.config.trainer import TrainerConfig
@@ -15,10 +15,9 @@ from sharpen.placement.engine_choice import check_gpu
 from sharpen.types import Experience
 
 if TYPE_CHECKING:
-    import torch
-
     from sharpen.contracts import Engine
     from sharpen.learning.trainer.trainer import Trainer
+    from sharpen.models.frozen import Served
     from sharpen.placement.ranks.group import StartRanks, TrainerGroup
 
 
@@ -91,7 +90,7 @@ def make_trainer(
     if ranks is None and not config.trainer.has_ranks:
         from sharpen.learning.trainer.trainer import Trainer
 
-        return Trainer.load(plan, config.engine.device, served=served_weights(engine))
+        return Trainer.load(plan, config.engine.device, served=served_parts(engine))
     from sharpen.placement.ranks.group import TrainerGroup
 
     if ranks is not None:
@@ -131,17 +130,22 @@ def share_weights(engine: Engine, trainer: AnyTrainer) -> bool:
     return trainer.policy.move_weights_into(engine.weights())
 
 
-def served_weights(engine: Engine | None) -> Mapping[str, torch.Tensor] | None:
-    """Return the frozen weights of an embedded engine that takes adapters, by the plain model's names; None of any
-    other."""
+def served_parts(engine: Engine | None) -> Served | None:
+    """Return the frozen weights and layers of an embedded engine that takes adapters; None of any other."""
     if engine is None or not getattr(engine, "takes_adapters", False):
         return None
     from sharpen.engine.embedded.engine import EmbeddedEngine
+    from sharpen.models.frozen import Served
+    from sharpen.models.nf4 import NF4Linear
 
     if not isinstance(engine, EmbeddedEngine):
         return None
     own = {name.replace(".base_layer.", "."): tensor for name, tensor in engine.weights().items()}
-    return {name: tensor for name, tensor in own.items() if ".lora_" not in name}
+    bases = {name: getattr(layer, "base_layer", None) for name, layer in engine.adapted_layers().items()}
+    in_4_bits = {name: base for name, base in bases.items() if isinstance(base, NF4Linear)}
+    apart = {f"{name}.weight" for name in in_4_bits}
+    weights = {name: tensor for name, tensor in own.items() if ".lora_" not in name and name not in apart}
+    return Served(weights=weights, in_4_bits=in_4_bits)
 
 
 def publish_unmerged_adapters(engine: Engine, trainer: AnyTrainer) -> bool:

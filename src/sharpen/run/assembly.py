@@ -111,9 +111,11 @@ def open_loop(
     let_idle_workers_sleep()  # torch is loaded from here on
     from sharpen.run.directory import chosen_before
 
-    forecast = settle(decide(resolved.config, workflow, judge), chosen_before(resolved.config))
+    decided = decide(resolved.config, workflow, judge)
+    data = _read_data(decided)
+    evaluated = max(map(len, (data.tasks, *data.further.values())))
+    forecast = settle(decided, chosen_before(resolved.config), evaluated)
     job, resolved = forecast.job, resolved.choose(forecast.chosen)
-    data = _read_data(job)
     with contextlib.ExitStack() as stack:
         site = stack.enter_context(open_site(resolved, config_path, forecast, data, display))
         site.display.doing(f"loading the model {job.config.model.model_path}")

@@ -60,15 +60,16 @@ class Forecast:
         yield from self.lines
 
 
-def settle(job: TrainingJob, before: Mapping[str, Any] | None = None) -> Forecast:
+def settle(job: TrainingJob, before: Mapping[str, Any] | None = None, evaluated: int | None = None) -> Forecast:
     """Choose the settings that were left open. `before`: those that the run chose when it began, if it continues.
-    Raises `ConfigError` if memory is too short by more than the plan may be wrong."""
+    `evaluated`: the tasks of its largest evaluation, if they were counted. Raises `ConfigError` if memory is too short
+    by more than the plan may be wrong."""
     from sharpen.run.plan.fit import fit
     from sharpen.run.plan.predict import advice, find_change, plan
     from sharpen.run.plan.workload import expected
 
     try:
-        case = _case(job, expected(job.config))
+        case = _case(job, replace(expected(job.config), evaluated=evaluated))
         if case.models.policy.parameters < LEAST_PARAMETERS:
             return Forecast(job=job)
         if job.config.uses_ray:
@@ -103,7 +104,7 @@ def after_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
         before = read_plan(run_dir)["before"]
         capacity = before["places"][0]["capacity_mb"] * 2**20  # the run itself takes some now
         with contextlib.suppress(ModelError):  # the model's folder may be gone
-            case = _case(job, lengths)
+            case = _case(job, replace(lengths, evaluated=before.get("evaluated")))
             hardware = replace(case.hardware, memory_bytes=capacity)
             speed = before.get("speed")
             time = None if speed is None else computed_step_time(case, Speed(**speed))

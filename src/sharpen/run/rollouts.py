@@ -111,7 +111,10 @@ class RolloutSource:
     draws: Draws = field(default_factory=Draws)
 
     def gather(self, progress: Progress) -> StepRollouts:
-        """Return the groups of the next batch, whose rollouts may have been started ahead."""
+        """Return the groups of the next batch, whose rollouts may have been started ahead. If not, what an evaluation
+        left in the engine's cache goes first."""
+        if self.serving is not None and not self.recipe.overlaps:
+            self.serving.rest()
         return self.supply.gather(self.trainer)
 
     def train(self, gathered: StepRollouts, progress: Progress) -> StepOutcome:

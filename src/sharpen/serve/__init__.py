@@ -14,4 +14,5 @@ tasks, workflows or judges.
 - `feedback`: what applications say of their sessions
 - `trainer`: the trainer behind it, a process
 - `record/`: `sharpen record`: calls to somebody else's server, and what is made of them
+- `interchange/`: trajectories as other programs write and read them
 """

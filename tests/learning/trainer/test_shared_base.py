@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
+from bitsandbytes.functional import quantize_4bit
+from safetensors.torch import save_file
 from torch import nn
 from trainer_toys import make_model, plain_copy
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.config.run import EngineConfig, RunConfig
@@ -20,12 +24,29 @@ from sharpen.evidence.certificate.certify import certify
 from sharpen.learning.recipe import EngineChoice
 from sharpen.learning.trainer.checkpoint import pointed
 from sharpen.learning.trainer.lora import AdaptedModel, load_trained
+from sharpen.models.adapters import adapted_layers, add_adapters
+from sharpen.models.configuration import read_config
+from sharpen.models.frozen import is_plain, load_frozen
+from sharpen.models.modules import load_module, skeleton
 from sharpen.models.nf4 import NF4Linear
-from sharpen.placement.trainers import publish_unmerged_adapters, served_weights
+from sharpen.placement.trainers import publish_unmerged_adapters, served_parts
 from sharpen.run.decide import check_base, served_adapters
 from sharpen.types import Sampling
 
 BASES = ("shared", "nf4")
+PEAK = """
+import re, sys
+import bitsandbytes.functional, peft
+from pathlib import Path
+from sharpen.config.trainer import LoraConfig
+from sharpen.models.configuration import read_config
+from sharpen.models.frozen import load_frozen
+config = read_config(Path(sys.argv[1]))
+def most() -> str: return re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]
+before = most()
+load_frozen(sys.argv[1], config, config.dtype, "cpu", LoraConfig(rank=4, base="nf4"))
+print(before, most())
+"""
 EMBEDDED, VLLM = EngineChoice(type="embedded", reason=""), EngineChoice(type="vllm", reason="")
 
 
@@ -59,6 +80,18 @@ def test_a_row_of_any_width_is_rounded_by_its_own_scales(width):
     assert ((small.whole() - layer.weight).abs() / largest).max().item() < 0.2
     x = torch.randn(3, width)
     torch.testing.assert_close(small(x), nn.functional.linear(x, small.whole(), layer.bias))
+
+
+@pytest.mark.parametrize(("outputs", "width"), [(3, 64), (700, 1000), (2, 2**18 + 64)])
+def test_a_layer_is_rounded_in_parts_as_bitsandbytes_rounds_it_whole(outputs, width):
+    """To the last bit. Red when scales are compressed part by part."""
+    torch.manual_seed(0)
+    layer = nn.Linear(width, outputs, bias=False).to(torch.bfloat16)
+    small, padded = NF4Linear(layer), nn.functional.pad(layer.weight.detach(), (0, -width % 64))
+    packed, state = quantize_4bit(padded, blocksize=64, quant_type="nf4", compress_statistics=True)
+    torch.testing.assert_close(small.weight.data, packed, rtol=0, atol=0)
+    for name, tensor in state.as_dict(packed=True).items():
+        torch.testing.assert_close(small.state.as_dict(packed=True)[name], tensor, rtol=0, atol=0)
 
 
 def test_a_layer_in_4_bits_computes_in_autocasts_type():
@@ -137,8 +170,8 @@ def test_the_base_exists_once_and_the_engine_serves_the_new_adapters(base):
 
 @pytest.mark.parametrize("base", BASES)
 def test_a_trainer_takes_what_the_engine_has_in_place_of_reading_it_again(base, tmp_path):
-    """The same policy as one that reads the files, to the last bit. Red when weights are copied, or left to chance;
-    weights in 4 bits are not those of the files, which are then read."""
+    """The same policy as one that reads the files, to the last bit. Red when weights are copied, or left to chance, or
+    layers in 4 bits are made anew."""
     make_model("qwen3", torch.bfloat16).save_pretrained(tmp_path)
     lora = LoraConfig(rank=3, base=base)
     engine = EmbeddedEngine.from_pretrained(
@@ -146,23 +179,81 @@ def test_a_trainer_takes_what_the_engine_has_in_place_of_reading_it_again(base, 
     )
     settings = TrainerConfig(lora=lora, dtype="bfloat16")
     policies = []
-    for served in (served_weights(engine), None):
+    for served in (served_parts(engine), None):
         torch.manual_seed(3)
         policies.append(load_trained(tmp_path, settings, torch.device("cpu"), served))
     taken, read = ({name: own.data for name, own in policy.module.named_parameters()} for policy in policies)
     assert taken.keys() == read.keys()
     for name, own in taken.items():
         torch.testing.assert_close(own, read[name], rtol=0, atol=0)
-    engines = {own.data_ptr() for own in served_weights(engine).values()}
+    parts = served_parts(engine)
+    engines = {own.data_ptr() for own in (*parts.weights.values(), *(one.weight for one in parts.in_4_bits.values()))}
     shared = {name for name, own in taken.items() if own.data_ptr() in engines}
-    assert shared == (
-        {name for name, own in taken.items() if own.dtype == torch.bfloat16} if base == "shared" else set()
-    )
+    assert shared == {name for name, own in taken.items() if own.dtype in (torch.bfloat16, torch.uint8)}
+    for name, layer in policies[0]._layers.items():
+        assert (layer.base_layer is parts.in_4_bits.get(name)) == (base == "nf4")
     for policy in policies:  # a checkpoint takes files from there
         assert policy.module.name_or_path == policy.module.config._name_or_path == str(tmp_path)
         assert policy.module.config.dtype == torch.bfloat16
         assert not policy.module.training
-    assert served_weights(None) is None
+    assert served_parts(None) is None
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_layers_put_into_4_bits_as_they_are_read_are_those_of_a_model_that_was_read_whole(family, dtype, tmp_path):
+    """Biases, tied and own output layers, files in another type: every tensor to the last bit. Red when a layer's bias
+    is lost, when it is rounded in the files' type, when an output layer is quantized."""
+    make_model(family, torch.bfloat16).save_pretrained(tmp_path, max_shard_size="20KB")
+    lora, config = LoraConfig(rank=3, base="nf4"), read_config(tmp_path)
+    found = []
+    read_whole = load_module(tmp_path, config, dtype, "cpu")
+    for module in (load_frozen(tmp_path, config, dtype, "cpu", lora), read_whole):
+        torch.manual_seed(3)
+        add_adapters(module, lora)
+        found.append(module)
+    by_layers, whole = ({name: one.detach() for name, one in module.named_parameters()} for module in found)
+    assert by_layers.keys() == whole.keys()
+    for name, one in by_layers.items():
+        torch.testing.assert_close(one, whole[name], rtol=0, atol=0)
+    for mine, other in zip(*(adapted_layers(module).values() for module in found), strict=True):
+        assert isinstance(mine.base_layer, NF4Linear)
+        torch.testing.assert_close(mine.base_layer.whole(), other.base_layer.whole(), rtol=0, atol=0)
+
+
+def test_no_more_than_one_layer_is_whole_while_they_are_put_into_4_bits(tmp_path):
+    """A process of its own, with a model whose layers are 300 MB: its peak is below half of them. Red when all layers
+    are read before the first is quantized, or a file stays mapped."""
+    config = Qwen3Config(
+        vocab_size=64, hidden_size=1024, intermediate_size=4096, num_hidden_layers=10, num_attention_heads=8,
+        num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,
+    )  # fmt: skip
+    config.dtype = torch.bfloat16
+    config.save_pretrained(tmp_path)
+    shapes = {name: one.shape for name, one in skeleton(config).named_parameters()}
+    weights = {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    told = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, check=True)
+    before, peak = map(int, told.stdout.split())
+    assert (tmp_path / "model.safetensors").stat().st_size > 300 << 20
+    assert (peak - before) << 10 < 150 << 20
+
+
+def test_files_that_are_quantized_already_are_transformers_to_read():
+    """Their tensors have the names of weights, and mean nothing without their scales."""
+    module = make_model("qwen3")
+    assert is_plain(module)
+    module.config.quantization_config = {"quant_method": "fp8"}
+    assert not is_plain(module)
+
+
+def test_files_that_cannot_be_read_are_named_also_layer_by_layer(tmp_path):
+    make_model("qwen3", torch.bfloat16).save_pretrained(tmp_path)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    config, lora = read_config(tmp_path), LoraConfig(rank=3, base="nf4")
+    (tmp_path / "model.safetensors").write_bytes(whole[:-1000])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_frozen(tmp_path, config, torch.bfloat16, "cpu", lora)
 
 
 def test_adapters_of_other_names_or_shapes_are_refused_and_nothing_is_changed():

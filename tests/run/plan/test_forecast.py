@@ -60,10 +60,11 @@ def test_a_plan_before_and_its_error_after(tmp_path: Path, capsys: pytest.Captur
     job = a_job(write_model(tmp_path / "model", width=256, depth=2))
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    assert list(settle(job).begin(run_dir)) == []
+    assert list(settle(job, evaluated=3).begin(run_dir)) == []
     before = json.loads((run_dir / FILE).read_text())["before"]
     assert before["fits"]
     assert before["comparable_mb"] > 500
+    assert before["evaluated"] == 3
     rows = [
         {"step": n, "time/step_s": n, "tokens/sampled": 1024, "trainer/computed_tokens": 1500}
         | {"trainer/trained_tokens": 1024, "trainer/sequence_tokens": 3000}
@@ -77,6 +78,7 @@ def test_a_plan_before_and_its_error_after(tmp_path: Path, capsys: pytest.Captur
     assert content["before"] == before
     assert content["measured"]["step_s"] == 2
     assert content["known"]["longest"] == 12  # 3,000 tokens of 256 rollouts
+    assert content["known"]["evaluated"] == 3
     error = content["error"]["peak memory"]
     measured = content["measured"]["peak_memory_mb"]
     assert error == pytest.approx((content["known"]["comparable_mb"] - measured) / measured)

@@ -40,6 +40,7 @@ from sharpen.engine.weights import copy_weights
 from sharpen.errors import ConstraintError, EngineError, EngineLostError, ModelError, SamplingError
 from sharpen.models.adapters import adapted_layers, add_adapters, load_adapters
 from sharpen.models.experts import experts_of
+from sharpen.models.frozen import load_frozen
 from sharpen.models.modules import load_module, text_parameters
 from sharpen.models.recurrent import example_state, mixers_of
 from sharpen.models.routing import Routing, routing_of
@@ -158,7 +159,11 @@ class EmbeddedEngine:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if dtype == "auto":
             dtype = "bfloat16" if device.startswith("cuda") else "float32"
-        model = load_module(model_path, config, getattr(torch, dtype), device)
+        kind = getattr(torch, dtype)
+        if adapters is None:
+            model = load_module(model_path, config, kind, device)
+        else:
+            model = load_frozen(model_path, config, kind, device, adapters)
         return cls(
             model,
             max_model_len=max_model_len,

@@ -115,7 +115,7 @@ class KVPool:
         """How often the memory was allocated."""
         self.layers: dict[int, LayerKV] = {}
         length = min(self.max_length, 4 * LENGTH_BUCKET)
-        self.resize(min(_FIRST_SLOTS, self.slots_at(length)), length)
+        self.resize(min(_FIRST_SLOTS, self.slots_at(length)), length, used=0)
 
     @property
     def scratch(self) -> int:
@@ -132,11 +132,12 @@ class KVPool:
         """Return the length to grow to: at least `needed` and half as much again, but at most `max_length`."""
         return min(self.max_length, bucketed(max(needed, self.length + self.length // 2)))
 
-    def resize(self, num_slots: int, length: int) -> None:
-        """Reallocate layer by layer, keeping the slots that fit. `length` may not shrink."""
+    def resize(self, num_slots: int, length: int, *, used: int) -> None:
+        """Reallocate layer by layer, keeping those of the first `used` slots that fit. `length` may not shrink. What is
+        not copied takes no memory on a CPU until it is written."""
         assert length % LENGTH_BUCKET == 0
         assert length >= self.length
-        self._allocate(num_slots, length, kept=min(num_slots, self.num_slots))
+        self._allocate(num_slots, length, kept=min(num_slots, self.num_slots, used))
 
     def release(self) -> None:
         """Forget what all slots hold. On a CPU their memory goes back to the system until it is used again; a GPU's

@@ -175,7 +175,8 @@ class Scheduler:
         return True
 
     def _resize(self, num_slots: int, length: int) -> None:
-        self.pool.resize(num_slots, length)
+        used = int(np.flatnonzero(self.table.kv_len_S).max(initial=-1)) + 1
+        self.pool.resize(num_slots, length, used=used)
         self.table.resize(num_slots, length)
         if self.states is not None:
             self.states.pool.resize(num_slots)

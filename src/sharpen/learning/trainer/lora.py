@@ -31,6 +31,7 @@ from sharpen.learning.trainer.scores import PackScores
 from sharpen.learning.trainer.sharding import whole
 from sharpen.models.adapters import ADAPTER, adapted_layers, add_adapters, is_of_experts, peft_config
 from sharpen.models.experts import expert_update, experts_of
+from sharpen.models.frozen import Served
 from sharpen.models.nf4 import NF4Linear
 
 FOLDER = "adapter"
@@ -41,10 +42,10 @@ def load_trained(
     source: str | Path,
     config: TrainerConfig,
     device: torch.device,
-    served: Mapping[str, torch.Tensor] | None = None,
+    served: Served | None = None,
 ) -> TrainedModel:
-    """Load the policy, which trains all weights, or adapters if `trainer.lora` is set. `served`: weights that an engine
-    in this process has for both, by name.
+    """Load the policy, which trains all weights, or adapters if `trainer.lora` is set. `served`: what an engine in
+    this process has for both.
 
     Raises `ModelError` for unsupported architectures, `ConfigError` for target modules that the model does not have.
     """
@@ -60,7 +61,7 @@ def load_trained(
     first = device if config.lora.base == "own" else torch.device("cpu")  # a GPU never holds them in fp32
     dtype = resolve_dtype(config.dtype, device)
     model = AdaptedModel(
-        read_frozen_module(source, dtype, first, served),
+        read_frozen_module(source, dtype, first, config.lora, served),
         lora=config.lora,
         compute_dtype=dtype,
         gradient_checkpointing=config.gradient_checkpointing,

@@ -19,6 +19,7 @@ import torch
 from torch.autograd.graph import save_on_cpu
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ModelError
 from sharpen.learning.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.learning.trainer.liger import take_out, use_liger
@@ -42,8 +43,9 @@ from sharpen.models.balance import Balance
 from sharpen.models.checkpoint import stored_types, write_checkpoint
 from sharpen.models.configuration import read_config
 from sharpen.models.experts import experts_of, round_experts
+from sharpen.models.frozen import Served, is_plain, load_frozen
 from sharpen.models.marks import Shown, both_ways
-from sharpen.models.modules import decoder_of, freeze_towers, has_towers, load_module, skeleton, trained_parameters
+from sharpen.models.modules import decoder_of, freeze_towers, load_module, skeleton, trained_parameters
 from sharpen.models.pieces import Piece, text_config
 from sharpen.models.recurrent import mixers_of, replace_forward
 from sharpen.models.routing import recording, routing_of, to_array
@@ -505,37 +507,22 @@ def read_module(source: str | Path, device: torch.device) -> Any:
 
 
 def read_frozen_module(
-    source: str | Path, dtype: torch.dtype, device: torch.device, served: Mapping[str, torch.Tensor] | None = None
+    source: str | Path, dtype: torch.dtype, device: torch.device, lora: LoraConfig, served: Served | None = None
 ) -> Any:
     """Load a model whose weights will be frozen and computed in `dtype`, as `round_frozen` keeps it: if files and
-    `dtype` are bfloat16, they are never in fp32. If the engine has all `served` weights on this device and in this
-    type, by name, these are used, and no file is read. Raises `ModelError` for unsupported architectures."""
+    `dtype` are bfloat16, they are never in fp32. What the engine has `served` of it is used (`models.frozen`). Raises
+    `ModelError` for unsupported architectures."""
     config = read_config(source)
     refuse_unsupported(config, str(source), "trainer")
-    if dtype != torch.bfloat16 or stored_types(Path(source)) != {"BF16"} or not _is_plain(empty := skeleton(config)):
-        return read_module(source, device)
-    taken = served if served is not None and _are_of(served, empty, dtype, device) else None
-    module = load_module(source, config, dtype, device, weights=taken)
+    if dtype != torch.bfloat16 or stored_types(Path(source)) != {"BF16"} or not is_plain(skeleton(config)):
+        return load_frozen(source, config, torch.float32, device, lora, served)
+    module = load_frozen(source, config, dtype, device, lora, served)
     for part in module.modules():
         if not isinstance(part, torch.nn.Linear | torch.nn.Embedding):
             for parameter in part.parameters(recurse=False):
                 parameter.data = parameter.data.float()
     module.get_input_embeddings().register_forward_hook(_as_float)
     return module
-
-
-def _are_of(weights: Mapping[str, torch.Tensor], module: Any, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether these are a module's weights, tied ones once, in this type and on this device."""
-    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
-    found = {name: tensor.shape for name, tensor in weights.items()}
-    return found == shapes and all(one.dtype == dtype and one.device == device for one in weights.values())
-
-
-def _is_plain(module: Any) -> bool:
-    """Whether a model is of linear layers, norms and one table of embeddings."""
-    tables = [part for part in module.modules() if isinstance(part, torch.nn.Embedding)]
-    plain = tables == [module.get_input_embeddings()] and type(tables[0]) is torch.nn.Embedding
-    return plain and not (experts_of(module) or mixers_of(module) or has_towers(module.config))
 
 
 def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:

@@ -7,7 +7,7 @@ more than one layer of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from sharpen.learning.trainer.model import DType, Scorer, TrainedModel, resolve_
 from sharpen.learning.trainer.rounding import Rounding, measure
 from sharpen.learning.trainer.teacher import Teacher
 from sharpen.learning.trainer.team import Team
+from sharpen.models.frozen import Served
 from sharpen.types import Experience
 
 
@@ -58,9 +59,7 @@ class Roles:
     rounding: Rounding | None
 
 
-def load_roles(
-    plan: TrainerPlan, device: str | torch.device, team: Team, served: Mapping[str, torch.Tensor] | None = None
-) -> Roles:
+def load_roles(plan: TrainerPlan, device: str | torch.device, team: Team, served: Served | None = None) -> Roles:
     """Load the models of a plan, after seeding torch's generator. `served` as in `lora.load_trained`. Raises
     `ModelError` for unsupported architectures, `ParityError` if the engine that made the probe serves another model."""
     torch.manual_seed(plan.seed)

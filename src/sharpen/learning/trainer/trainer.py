@@ -35,6 +35,7 @@ from sharpen.learning.trainer.step_start import StepStart
 from sharpen.learning.trainer.teacher import Teacher
 from sharpen.learning.trainer.team import Team
 from sharpen.learning.trainer.work import TrainingBatch, Work
+from sharpen.models.frozen import Served
 from sharpen.types import Experience
 
 
@@ -110,7 +111,7 @@ class Trainer:
         team: Team | None = None,
         *,
         tolerance: Tolerance | None = None,
-        served: Mapping[str, torch.Tensor] | None = None,
+        served: Served | None = None,
     ) -> Trainer:
         """Load the models of a plan. Each rank of a `team` calls this with its own `device`. `served` as in
         `lora.load_trained`. Raises what `load_roles` raises."""

@@ -115,6 +115,12 @@ class Case:
         return computed_so and in_bfloat16 and self.models.policy.is_dense
 
     @property
+    def reads_by_layers(self) -> bool:
+        """Whether a frozen layer is put into 4 bits as soon as it is read (`models.frozen.load_frozen`)."""
+        lora = self.config.trainer.lora
+        return lora is not None and lora.base == "nf4" and self.models.policy.is_dense
+
+    @property
     def is_synchronous(self) -> bool:
         """Whether rollouts and training take turns in one process."""
         one_process = not self.config.trainer.has_ranks and not self.config.uses_ray and self.config.mode == "both"

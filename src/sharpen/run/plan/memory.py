@@ -93,7 +93,8 @@ def in_flight(case: Case) -> int:
     """Return the most sequences that the engine computes at the same time: those of a step, or of an evaluation."""
     config, evaluation = case.config, case.config.evaluation
     evaluates = evaluation.before_and_after and (evaluation.hold_out or config.eval_dataset is not None)
-    evaluated = (evaluation.max_tasks or _EVALUATED) if evaluates else 0
+    counted = case.workload.evaluated
+    evaluated = (evaluation.max_tasks or _EVALUATED if counted is None else counted) if evaluates else 0
     wanted = max(case.workload.sequences if case.workload.generates else 1, evaluated)
     return min(wanted, config.engine.max_slots, config.rollout.max_concurrent_rollouts)
 
@@ -239,12 +240,15 @@ def _trainer_items(case: Case) -> Iterator[Item]:
     if case.reads_rounded:
         rounded += sizes.tables
     yield item("policy: weights", 4 * (case.num_trained + frozen) - 2 * rounded - _saved_by_base(case))
-    if case.num_in_base and case.on_cpu:
-        if case.reads_rounded and case.engine is not None and lora is not None and lora.base == "shared":
+    if lora is not None and case.num_in_base and not case.reads_by_layers:
+        if not case.on_cpu:
+            read_whole = (2 if case.serves_in_bfloat16 else 4) * sizes.held if lora.base == "nf4" else 0
+            yield item("a model, read whole", read_whole, "loading")
+        elif lora.base == "shared" and case.reads_rounded and case.engine is not None:
             yield item(FILE, 2 * sizes.held, "loading")  # while the engine copies it: the trainer takes the engine's
         else:
-            whole = 2 * sizes.held + 4 * sizes.vocabulary if case.reads_rounded else 4 * sizes.held
-            yield item("a model, read whole", whole, "loading")
+            read_whole = 2 * sizes.held + 4 * sizes.vocabulary if case.reads_rounded else 4 * sizes.held
+            yield item("a model, read whole", read_whole, "loading")
     yield item("policy: moments", moment_bytes(case, case.num_trained, case.num_in_tables))
     yield item("policy: gradients", 4 * case.num_trained, "training")
     if recipe.algorithm.needs_reference and lora is None:

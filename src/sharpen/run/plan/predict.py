@@ -269,6 +269,7 @@ class Plan:
             "speed": None if self.time is None or self.time.speed is None else asdict(self.time.speed),
             "computed_tokens": round(self.case.workload.computed_tokens),
             "longest": self.case.workload.longest,
+            "evaluated": self.case.workload.evaluated,
             "assumptions": list(assumptions(self.case)),
         }
 

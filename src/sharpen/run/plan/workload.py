@@ -21,7 +21,8 @@ from sharpen.learning.algorithm.supervised import learns_from_rows
 class Workload:
     """The tokens of one step. `prompt_tokens` and `answer_tokens` are those of one of its `sequences`;
     `computed_tokens` pass through the trainer once in a step (a shared prompt counts once), and `loss_tokens` of them
-    carry loss. `longest` is the length of the longest sequence. `generates`: the run samples its answers."""
+    carry loss. `longest` is the length of the longest sequence. `generates`: the run samples its answers. `evaluated`:
+    the tasks of an evaluation; None if nobody has counted them."""
 
     sequences: int
     prompt_tokens: float
@@ -31,6 +32,7 @@ class Workload:
     longest: int
     generates: bool
     source: str
+    evaluated: int | None = None
 
 
 def expected(config: RunConfig, prompt_tokens: int | None = None, answer_tokens: int | None = None) -> Workload:

@@ -42,7 +42,7 @@ class Asked:
             prompt = self.given.get("prompt")
             return ({"role": PROMPT_ROLE, "content": prompt if isinstance(prompt, str) else ""},), ()
         pictures: list[Picture] = []
-        messages = tuple(_with_references(message, pictures) for message in _objects(self.given.get("messages")))
+        messages = tuple(with_references(message, pictures) for message in _objects(self.given.get("messages")))
         return messages, tuple(pictures)
 
     @property
@@ -52,17 +52,21 @@ class Asked:
 
     @property
     def sampling(self) -> Sampling:
-        """What the request says of its sampling. What it leaves to the server is not known: it is noted as a
-        temperature of 1, nothing truncated, and no limit (0)."""
-        given, stop = self.given, self.given.get("stop")
-        limit = given.get("max_completion_tokens", given.get("max_tokens"))
-        return Sampling(
-            temperature=float(_number(given.get("temperature"), 1.0)),
-            top_p=float(_number(given.get("top_p"), 1.0)),
-            top_k=max(0, int(_number(given.get("top_k"), 0))),
-            max_tokens=int(_number(limit, 0)),
-            stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)) if isinstance(stop, list) else (),
-        )
+        """What the request says of its sampling."""
+        return sampling_of(self.given)
+
+
+def sampling_of(given: Mapping[str, Any]) -> Sampling:
+    """Return what a request's fields say of its sampling. What they leave to the server is not known: it is noted as a
+    temperature of 1, nothing truncated, and no limit (0)."""
+    limit, stop = given.get("max_completion_tokens", given.get("max_tokens")), given.get("stop")
+    return Sampling(
+        temperature=float(_number(given.get("temperature"), 1.0)),
+        top_p=float(_number(given.get("top_p"), 1.0)),
+        top_k=max(0, int(_number(given.get("top_k"), 0))),
+        max_tokens=int(_number(limit, 0)),
+        stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)) if isinstance(stop, list) else (),
+    )
 
 
 MAX_RECORDED_ITEMS = 1 << 20
@@ -99,7 +103,7 @@ def _objects(value: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(one for one in value if isinstance(one, dict)) if isinstance(value, list) else ()
 
 
-def _with_references(message: Mapping[str, Any], pictures: list[Picture]) -> Mapping[str, Any]:
+def with_references(message: Mapping[str, Any], pictures: list[Picture]) -> Mapping[str, Any]:
     """Return a message with references in place of its images, which are added to `pictures`."""
     content = message.get("content")
     if not isinstance(content, list):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,15 @@ def by_reward(counts: Mapping[float | None, int]) -> str:
 @dataclass(slots=True)
 class LeftOut:
     """What no rows were made of: rollouts below the least reward, calls without messages (completions), calls whose
-    answer did not reach the agent or was not used, tasks without two rollouts of different rewards, rollouts whose text
-    was dropped. `taught` counts, for those that were made, the answers of each reward: their own or their rollout's."""
+    answer did not reach the agent or was not used, tasks without two rollouts of different rewards, calls without token
+    ids, rollouts whose text was dropped. `taught` counts, for those that were made, the answers of each reward: their
+    own or their rollout's."""
 
     low: int = 0
     no_messages: int = 0
     not_used: int = 0
     no_pair: int = 0
+    no_ids: int = 0
     trimmed: int = 0
     taught: Counter[float | None] = field(default_factory=Counter)
 
@@ -54,6 +56,7 @@ class LeftOut:
             (self.no_messages, "calls that have a prompt and no messages"),
             (self.not_used, "calls whose answer did not reach the agent, or was not used"),
             (self.no_pair, "tasks without two rollouts of one beginning and different rewards"),
+            (self.no_ids, "calls without token ids"),
             (self.trimmed, "rollouts whose text the run dropped (journal.keep_steps)"),
         ):
             if number:
@@ -62,15 +65,15 @@ class LeftOut:
 
 @dataclass(slots=True, kw_only=True)
 class Talk:
-    """One conversation of a rollout, up to the answer of its last call. The answers at `sampled` (message numbers) were
-    sampled in this rollout; those at `taught` are good, too, and not in a conversation before."""
+    """One conversation of a rollout, up to the answer of its last call. `sampled` are the calls whose answers it has,
+    by message number; those at `taught` are good, too, and not in a conversation before."""
 
     messages: list[dict[str, Any]]
     tools: Sequence[Mapping[str, Any]]
-    sampled: set[int] = field(default_factory=set)
+    sampled: dict[int, Call] = field(default_factory=dict)
     taught: set[int] = field(default_factory=set)
 
-    def weighed(self, answers: set[int]) -> list[dict[str, Any]]:
+    def weighed(self, answers: Container[int]) -> list[dict[str, Any]]:
         """Return the messages, in which all answers but these are context."""
         return [
             message if message.get("role") != "assistant" or number in answers else {**message, "weight": 0}
@@ -134,7 +137,7 @@ def talks(rollout: Rollout, left_out: LeftOut, min_reward: float | None) -> Iter
         for call in (*chain, last):
             place = len(call.messages)
             talk.messages[place] = dict(call.response)
-            talk.sampled.add(place)
+            talk.sampled[place] = call
             if call.index not in given and _is_good(rollout, call, min_reward):
                 talk.taught.add(place)
                 left_out.taught[rollout.call_rewards.get(call.index, rollout.reward)] += 1
