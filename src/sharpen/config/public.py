@@ -89,7 +89,7 @@ class EnvironmentConfig(Strict):
     type: Annotated[str, AfterValidator(PartName("environments", ENVIRONMENTS))]
     """What kind of environment it is."""
     id: str | None = None
-    """Which one of the kind (for `reasoning-gym`: a generator, or `composite`)."""
+    """Which one of the kind: a generator, a game."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Its own settings, under its own names: difficulty, weights."""
     system_prompt: str | None = None
