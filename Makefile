@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-environments test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format dist release-check bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-growth bench-capacity bench-real bench-view bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: help quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-environments test-verifiers test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format dist release-check bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-growth bench-capacity bench-real bench-view bench-async bench-agentscope bench-trl bench-gpu clean
 
 # Train a real agent on two CPU cores. About three minutes; the first time, .venv is made before.
 quickstart: .venv/installed
@@ -134,6 +134,17 @@ test-environments: .venv-environments/installed
 		'^harbor .* requires \w+, which is not installed|No broken requirements'
 	@touch $@
 
+# Test environments of verifiers, with its package. In an environment of its own: it wants `openai` below 3.
+test-verifiers: .venv-verifiers/installed
+	PYTHONPATH=tests/sessions .venv-verifiers/bin/python -m pytest -p all_or_nothing --all-of tests/with_verifiers -m environments tests/with_verifiers
+
+.venv-verifiers/installed: pyproject.toml requirements/verifiers.txt
+	$(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements/verifiers.txt)"
+	.venv-verifiers/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements/verifiers.txt --editable .
+	.venv-verifiers/bin/python -m pip check
+	@touch $@
+
 # Test CrewAI, and LlamaIndex with its own package for OpenAI. In an environment of their own, which CI does not make: both want
 # `openai` below 3.
 test-older-openai: .venv-openai2/installed
@@ -223,7 +234,7 @@ docs: .venv-docs/installed
 
 # Make what the suites beside `make test` run in. One after the other: for each, pip writes the same files into src/.
 environments: .venv/installed .venv/node/installed
-	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2 clients environments docs)
+	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2 clients environments verifiers docs)
 
 # Check format, lint, types and tests. What a change must pass.
 check: .venv/installed

@@ -86,8 +86,9 @@ async def _attempt(environment: Environment, row: Mapping[str, Any], replies: Se
 
 
 @contextlib.contextmanager
-def served_replies(replies: Sequence[str]) -> Iterator[tuple[Any, list[Any]]]:
-    """Serve a model that says the replies. Yields the model object and the requests that it gets."""
+def served_replies(replies: Sequence[str | Mapping[str, Any]]) -> Iterator[tuple[Any, list[Any]]]:
+    """Serve a model that says the replies: texts, or what a message has beside its role. Yields the model and
+    the requests that it gets."""
     import openai
 
     requests: list[Any] = []
@@ -118,8 +119,8 @@ def served_replies(replies: Sequence[str]) -> Iterator[tuple[Any, list[Any]]]:
         thread.join()
 
 
-def _completion(text: str) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text}
+def _completion(said: str | Mapping[str, Any]) -> dict[str, Any]:
+    message = {"role": "assistant", **({"content": said} if isinstance(said, str) else said)}
     choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     return {

@@ -7,5 +7,7 @@
 - `games`: what games in text have in common
 - `gymnasium`: environments of Gymnasium
 - `textarena`: games of TextArena, for one player or two
+- `verifiers`: environments of the package verifiers
+- `verifiers_chat`: how an agent of theirs talks in this process
 - `mixture`: several environments in one run
 """

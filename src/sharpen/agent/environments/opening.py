@@ -30,6 +30,7 @@ _HOMES = {
     "reasoning-gym": ("reasoning_gym", "ReasoningGym", "reasoning-gym"),
     "gymnasium": ("gymnasium", "Gymnasium", "gymnasium"),
     "textarena": ("textarena", "TextArena", "textarena"),
+    "verifiers": ("verifiers", "Verifiers", "verifiers"),
 }
 """Module, class and package of ours. They are loaded when they are opened."""
 _opened: dict[str, Environment] = {}

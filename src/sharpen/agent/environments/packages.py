@@ -14,6 +14,7 @@ REQUIREMENTS = {
     "reasoning-gym": "reasoning-gym>=0.1.25",
     "gymnasium": "gymnasium>=1.4",
     "textarena": "textarena>=0.7.4",
+    "verifiers": "verifiers>=0.4",
 }
 """What each type needs, as pip takes it."""
 

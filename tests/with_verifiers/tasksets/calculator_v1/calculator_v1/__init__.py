@@ -1,0 +1,3 @@
+from calculator_v1.taskset import CalculatorTaskset
+
+__all__ = ["CalculatorTaskset"]
