@@ -70,4 +70,5 @@ def test_the_tiny_model_learns(tmp_path: Path) -> None:
     script = EXAMPLES / "reasoning" / "main.py"
     subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=os.environ, check=True)
     (summary,) = (tmp_path / "checkpoints").rglob("summary.json")
-    assert json.loads(summary.read_text())["verdict"]["kind"] == "better"
+    found = json.loads(summary.read_text())
+    assert found["after"]["greedy"]["accuracy"] > found["before"]["greedy"]["accuracy"] + 0.2

@@ -22,7 +22,7 @@ ID = "sharpen_chat"
 """Its name among harnesses, which verifiers imports as a module."""
 
 
-class ChatConfig(vf.HarnessConfig):
+class ChatConfig(vf.HarnessConfig):  # type: ignore[misc]
     """It has no settings of its own."""
 
 
