@@ -27,7 +27,7 @@ from sharpen.learning.experience.reading import read_groups
 from sharpen.types import Rollout
 
 __all__ = ["rollouts", "serving", "tokenizer"]
-pytestmark = pytest.mark.environments
+pytestmark = [pytest.mark.environments, pytest.mark.filterwarnings("ignore:langsmith.wrappers:DeprecationWarning")]
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
 
@@ -208,6 +208,9 @@ class Posted:
     def __init__(self) -> None:
         self.runs: dict[str, dict[str, Any]] = {}
 
+    def close(self) -> None:
+        """Close nothing."""
+
     def mount(self, *_: Any) -> None:
         """Take no adapter."""
 
@@ -311,20 +314,18 @@ def test_what_langfuses_sdk_noted_teaches_what_was_said(rollouts: Any, tmp_path:
     rows: list[Any] = []
     for span in exporter.get_finished_spans():
         about: dict[str, Any] = dict(span.attributes or {})
-        times = {f"{name}Time": datetime.fromtimestamp(ns / 1e9, UTC) for name, ns in
-                 (("start", span.start_time), ("end", span.end_time))}  # fmt: skip
-        trace = f"{span.context.trace_id:032x}"
-        kind = about.get("langfuse.observation.type", "span").upper()
-        noted = {"input": about.get("langfuse.observation.input"), "output": about.get("langfuse.observation.output")}
+        start, end = (datetime.fromtimestamp((at or 0) / 1e9, UTC) for at in (span.start_time, span.end_time))
         rows.append(
             ObservationV2(
                 id=f"{span.context.span_id:016x}",
-                traceId=trace,
-                projectId="p",
-                type=kind,
+                trace_id=f"{span.context.trace_id:032x}",
+                project_id="p",
+                type=about.get("langfuse.observation.type", "span").upper(),
                 name=span.name,
-                **noted,
-                **times,
+                start_time=start,
+                end_time=end,
+                input=about.get("langfuse.observation.input"),
+                output=about.get("langfuse.observation.output"),
             )
         )
     (tmp_path / "rows.jsonl").write_text("\n".join(row.json() for row in rows))
