@@ -17,6 +17,7 @@ _HOMES = {
     "TunerModelConfig": "sharpen.config.public",
     "AlgorithmConfig": "sharpen.config.public",
     "AuxiliaryModelConfig": "sharpen.config.run",
+    "JudgeFloorConfig": "sharpen.config.run",
     "WorkflowOutput": "sharpen.config.public",
     "JudgeOutput": "sharpen.config.public",
     "WorkflowType": "sharpen.config.public",
@@ -30,6 +31,13 @@ _HOMES = {
     "PromptTuneConfig": "sharpen.beyond.prompt_tune.settings",
     "drop": "sharpen.agent.operators.rollouts",
     "with_reward": "sharpen.agent.operators.rollouts",
+    "RubricJudge": "sharpen.agent.judges.rubric",
+    "Criterion": "sharpen.agent.judges.rubric",
+    "PairwiseJudge": "sharpen.agent.judges.compare",
+    "RelativeJudge": "sharpen.agent.judges.compare",
+    "SeveralJudges": "sharpen.agent.judges.several",
+    "WatchedJudge": "sharpen.agent.judges.several",
+    "JudgeModel": "sharpen.agent.judges.model",
     "Dataset": "sharpen.config.public",
     "TunerChatModel": "sharpen.config.public",
     "Algorithm": "sharpen.config.public",
@@ -47,6 +55,13 @@ __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
     from sharpen.agent.agentscope.model import TrinityChatModel as TrinityChatModel
+    from sharpen.agent.judges.compare import PairwiseJudge as PairwiseJudge
+    from sharpen.agent.judges.compare import RelativeJudge as RelativeJudge
+    from sharpen.agent.judges.model import JudgeModel as JudgeModel
+    from sharpen.agent.judges.rubric import Criterion as Criterion
+    from sharpen.agent.judges.rubric import RubricJudge as RubricJudge
+    from sharpen.agent.judges.several import SeveralJudges as SeveralJudges
+    from sharpen.agent.judges.several import WatchedJudge as WatchedJudge
     from sharpen.agent.operators.rollouts import drop as drop
     from sharpen.agent.operators.rollouts import with_reward as with_reward
     from sharpen.agent.rollout.signature import check_judge_function as check_judge_function
@@ -67,6 +82,7 @@ if TYPE_CHECKING:
     from sharpen.config.public import WorkflowOutput as WorkflowOutput
     from sharpen.config.public import WorkflowType as WorkflowType
     from sharpen.config.run import AuxiliaryModelConfig as AuxiliaryModelConfig
+    from sharpen.config.run import JudgeFloorConfig as JudgeFloorConfig
     from sharpen.errors import SharpenError as SharpenError
     from sharpen.errors import UnusableAnswerError as UnusableAnswerError
     from sharpen.run.result import TuneResult as TuneResult

@@ -30,6 +30,7 @@
         ├── GradientError (AssertionError)     the trainer's gradient is not that of a plain loop
         ├── CertificateError (AssertionError)  an invariant of the run certificate is broken
         ├── TrainingError (ArithmeticError)    a gradient that is not finite
+        ├── JudgeError (ValueError)            a judge gave no verdict, or agrees too little with its owner
         └── NoSignalError (RuntimeError)       nothing can be learnt of the rollouts of the first check
 
 All of them pickle, since they cross threads and processes. Their messages say what was wrong, the value, and what to
@@ -148,6 +149,10 @@ class RolloutError(SharpenError, RuntimeError):
 
 class TokenCapError(RolloutError):
     """An auxiliary model has used up its tokens (`max_total_tokens`), so the run stops."""
+
+
+class JudgeError(SharpenError, ValueError):
+    """A judge gave no verdict, or agrees less with what its owner marked than `judge_floor` asks for."""
 
 
 class NoSignalError(SharpenError, RuntimeError):

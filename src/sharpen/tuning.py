@@ -19,6 +19,7 @@ from sharpen.config.environment import environment
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.problems import Problems
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
+from sharpen.config.run import JudgeFloorConfig
 from sharpen.errors import INVALID_INPUT, SharpenError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def tune(
     model: TunerModelConfig | None = None,
     auxiliary_models: Mapping[str, TunerModelConfig] | None = None,
     algorithm: AlgorithmConfig | None = None,
+    judge_floor: JudgeFloorConfig | None = None,
     project_name: str | None = None,
     experiment_name: str | None = None,
     monitor_type: MonitorType | None = None,
@@ -50,7 +52,8 @@ def tune(
     (without it the workflow returns the reward). `config_path` names a YAML file, `settings` holds further settings in
     the same layout (`{"rollout": {"timeout_s": 60}}`, or with dotted keys); arguments override both, and each override
     is printed. A fixed `experiment_name` continues that run from its last checkpoint. `sft`, `cpt` and `dpo` learn from
-    the rows themselves and use a workflow only to evaluate the agent (`docs/use/beyond-rl.md`).
+    the rows themselves and use a workflow only to evaluate the agent (`docs/use/beyond-rl.md`). With a `judge_floor`
+    nothing starts unless the judge agrees with its owner's marks (`docs/use/judges.md`; else `JudgeError`).
 
     Works in scripts and notebooks. Raises `ConfigError`, `DatasetError` or `ModelError` for bad input, before anything
     is loaded where possible; `RolloutError` if too many rollouts fail; `ParityError` if the trainer's logprobs differ
@@ -62,6 +65,7 @@ def tune(
         "model": model,
         "auxiliary_models": auxiliary_models or None,
         "algorithm": algorithm,
+        "judge_floor": judge_floor,
         "project": project_name,
         "name": experiment_name,
         "monitor_type": monitor_type,
@@ -135,8 +139,10 @@ def run_config(
     with closing(display or open_display(resolved)) as display:
         from sharpen.run.assembly import open_loop
         from sharpen.run.check import check_first
+        from sharpen.run.judging import check_floor
         from sharpen.run.outcome import judge_run, result, write_outcome
 
+        check_floor(resolved.config, judge, display.message)
         with open_loop(resolved, workflow, judge, config_path, display) as (loop, site):
             try:
                 check_first(loop, site)

@@ -143,6 +143,7 @@ def test_bad_input_is_exit_code_2_and_one_line_on_stderr(name, tmp_path: Path, c
     further = {"record": ["--upstream", "nowhere"], "export": ["nowhere", "--for", "sft", "--to", "x"]}
     further["seeds"], further["sweep"] = [*argv, "--seeds", "0"], [*argv, "--vary", "seed=0,1"]
     further["rescore"] = ["nowhere", "--judge", "judge.py:judge"]
+    further["judge"] = ["check", "nowhere"]
     further["models"] = further["serve"] = ["./nowhere"]  # a path: a name is asked for on the hub
     argv = further.get(name, argv)
     assert main([name, *argv, *(["--json"] if "--json" in flags else [])]) == BAD_INPUT

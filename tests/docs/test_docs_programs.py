@@ -25,7 +25,7 @@ from pages import ROOT, Block, blocks
 from pydantic import BaseModel
 from scripted import Script, ScriptedEngine, ServingLoop, toy_tokenizer
 
-from sharpen import JudgeOutput, TunerModelConfig, UnusableAnswerError, WorkflowOutput
+from sharpen import JudgeOutput, TunerModelConfig, UnusableAnswerError, WatchedJudge, WorkflowOutput
 from sharpen.config.load import resolve
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.model import ChatModel
@@ -54,6 +54,7 @@ HERE = {
     "docs/use/constrained-output.md": 1,
     "docs/use/failures.md": 1,
     "docs/use/formats.md": 1,
+    "docs/use/judges.md": 2,
     "docs/use/lora.md": 2,
     "docs/use/operators.md": 1,
     "docs/use/prompts.md": 1,
@@ -245,6 +246,18 @@ def test_formats() -> None:
         exchanged(code, {"model_path=..., max_model_len=...": "model_path='m', max_model_len=64"}),
         TunerModelConfig=TunerModelConfig,
     )
+
+
+def test_judges(serve: ServeModel) -> None:
+    """The rubric asks a model that is served here, whose answer is constrained: (3 * 1 + 0) / 4."""
+    rubric, watched = programs("judges.md")
+    judge = run_code(rubric)["judge"]
+    row = {"question": "2+2?", "answer": "4"}
+    grader = {"grader": serve('{"reason": "so it is", "right": 10, "short": 0}')}
+    said = asyncio.run(judge(row, "4", grader))
+    assert (said.reward, said.metrics["right"], said.metrics["short"]) == (0.75, 1.0, 0.0)
+    names = run_code(watched, WatchedJudge=WatchedJudge, cheap=judge, strict=judge)
+    assert asyncio.run(names["judge"](row, "4", grader)).reward == 0.75
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft 0.21 on transformers 5.23

@@ -41,6 +41,12 @@ def last_answer(rollout: Rollout, most: int = SHOWN) -> str:
     return ""
 
 
+def answer_text(rollout: Rollout) -> str:
+    """Return the text of the last answer that the agent received; empty if there is none."""
+    texts = [content_text(call.response.get("content")) for call in rollout.answers]
+    return texts[-1] if texts else ""
+
+
 def row_lines(row: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each field of a task's row."""
     for name, value in row.items():

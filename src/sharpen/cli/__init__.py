@@ -20,6 +20,7 @@ In: arguments. Out: exit codes that tell the truth, and text that fits the termi
 - `diagnose`: `sharpen diagnose`
 - `certify`: `sharpen certify`
 - `rescore`: `sharpen rescore`
+- `judge`: a judge against its owner's marks, and the marks
 - `report`: `sharpen report`
 - `view`: `sharpen view`
 - `export`: `sharpen export`

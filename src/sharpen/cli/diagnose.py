@@ -60,8 +60,10 @@ def lines(
         yield from _wrapped(finding.what, width)
         yield from _wrapped("; ".join(f"{name}: {value:.4g}" for name, value in finding.evidence.items()), width)
         yield from (line for quote in finding.quotes for line in _wrapped(f'"{quote}"', width))
-        if finding.examples:
+        if finding.examples and not finding.read_first:
             yield from _wrapped(f"see: {', '.join(finding.examples)}", width)
+        if finding.read_first:
+            yield from _wrapped(f"read first: {', '.join(finding.read_first)}", width)
         yield from _wrapped(f"-> {finding.advice}", width)
     if any("/" in example for finding in findings for example in finding.examples):
         yield ""

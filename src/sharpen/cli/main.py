@@ -31,6 +31,7 @@ from sharpen.cli.doctor.command import add_doctor, run_doctor
 from sharpen.cli.explain import add_explain, run_explain
 from sharpen.cli.export import add_export, run_export
 from sharpen.cli.init import add_init, run_init
+from sharpen.cli.judge import add_judge, run_judge
 from sharpen.cli.list_runs import add_ls, run_ls
 from sharpen.cli.models import add_models, run_models
 from sharpen.cli.plan import add_plan, run_plan
@@ -57,7 +58,7 @@ _WRONG_PATH = {
 """Errors of the system that say that a path which the user named is none to read or write there."""
 Run = Callable[[argparse.Namespace], int]
 OTHER_WORDS = {"train": "run", "tune": "run", "test": "check", "evaluate": "eval", "list": "ls", "runs": "ls"}
-OTHER_WORDS |= {"judge": "rescore", "verify": "certify", "dashboard": "view", "chat": "serve", "new": "init"}
+OTHER_WORDS |= {"verify": "certify", "dashboard": "view", "chat": "serve", "new": "init"}
 """What people call commands that have another name."""
 _NO_COMMAND = re.compile(r"argument COMMAND: invalid choice: '([^']*)'")
 
@@ -89,6 +90,7 @@ COMMANDS: Mapping[str, Command] = {
     "compare": Command("which run is better on the tasks that both have, and what differs", add_compare, run_compare),
     "report": Command("write the report of a run: one page to send, or Markdown", add_report, run_report),
     "rescore": Command("another judge over stored rollouts: what would have changed", add_rescore, run_rescore),
+    "judge": Command("a judge against its owner's marks, and the marks: check, label", add_judge, run_judge),
     "diagnose": Command("why is the reward (or the loss) flat? causes, with evidence", add_diagnose, run_diagnose),
     "certify": Command("recompute the certificate of a run from its records", add_certify, run_certify),
     "serve": Command("serve a model to applications, in OpenAI's and Anthropic's protocols", add_serve, run_serve),

@@ -364,9 +364,13 @@ _CODE: tuple[Place, ...] = (
 """The settings that say where code is."""
 
 
+_PATHS = ("path", "model_path", "teacher_path", "marks")
+"""The last names of the settings that say where data and models are."""
+
+
 def point_beside(content: Mapping[str, Any], folder: Path) -> None:
     """Make relative paths of datasets, models and code files that exist in `folder` point there. Changes `content`."""
-    places = [(place, False) for place in settings_of(RunConfig) if place[-1] in ("path", "model_path", "teacher_path")]
+    places = [(place, False) for place in settings_of(RunConfig) if place[-1] in _PATHS]
     places += [(("sampling", name, "*", "args", "config_path"), False) for name in ("operators", "task_operators")]
     for place, code in [*places, *((code, True) for code in _CODE)]:
         for section in _sections(content, place[:-1]):

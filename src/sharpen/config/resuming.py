@@ -39,6 +39,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
         *("rollout.max_excluded_share", "evaluation.max_without_calls"),
         *("rollout.max_attempts", "rollout.timeout_s", "auxiliary_models.*.max_total_tokens"),
     ),
+    "what the judge has to reach before a start": ("judge_floor.marks", "judge_floor.kappa", "judge_floor.good_from"),
     "where the run computes, and how much at once: every step is checked anyway": (
         *("execution", "cluster.ray_address", "cluster.num_workers", "cluster.rollouts_per_worker", "cluster.colocate"),
         *(

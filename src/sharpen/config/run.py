@@ -103,6 +103,17 @@ class AuxiliaryModelConfig(TunerModelConfig):
     """Most prompt plus sampled tokens of the whole run: the next call after that stops the run. None is no limit."""
 
 
+class JudgeFloorConfig(Strict):
+    """How far the judge must agree with its owner's marks before a run starts (docs/use/judges.md)."""
+
+    marks: str
+    """File of marked answers, as `sharpen judge label` writes it."""
+    kappa: float = Field(default=0.6, ge=-1.0, le=1.0)
+    """Least Cohen's kappa: agreement beyond chance. Below it the run does not start."""
+    good_from: float = 0.5
+    """The reward from which the judge calls an answer good."""
+
+
 class RolloutConfig(Strict):
     """How workflows run."""
 
@@ -396,6 +407,8 @@ class RunConfig(Strict):
     Python pass the function itself."""
     judge: str | None = None
     """As `workflow`; None if the workflow returns the reward."""
+    judge_floor: JudgeFloorConfig | None = None
+    """None starts without a look at the judge."""
     workflow_args: dict[str, Any] = Field(default_factory=dict)
     """Passed to workflow and judge: as `workflow_args`, if they have that parameter, and as `task["workflow_args"]`, if
     the dataset has no such field."""

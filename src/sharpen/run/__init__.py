@@ -17,6 +17,7 @@ not know of the command line, nor of servers around it.
 - `receiver`: the other half: gets batches, publishes weights
 - `data`: reads the tasks of a run
 - `evaluation`: held-out tasks, greedy and sampled
+- `judging`: before the training: the judge against its owner's marks
 - `check`: before the training: a few tasks, and the gradient of a small batch
 - `progress`: how far a run is
 - `steps`: checkpoints, and the time limit

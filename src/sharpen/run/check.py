@@ -28,6 +28,7 @@ from sharpen.placement.trainers import make_trainer
 from sharpen.run.assembly import Site, gradients_of_checkpoint
 from sharpen.run.data import read_tasks
 from sharpen.run.decide import decide_rollouts
+from sharpen.run.judging import check_floor
 from sharpen.run.loop import Loop
 from sharpen.show.monitor.display import Display
 from sharpen.types import Group, Task
@@ -48,6 +49,7 @@ def check_config(
             f"{config.algorithm.algorithm_type!r} learns from rows, not from rollouts: there is nothing to check"
         )
     job = decide_rollouts(config, workflow, judge)
+    check_floor(config, judge, display.message)
     tasks = read_tasks(job.recipe).training[: config.check.num_tasks]
     let_idle_workers_sleep()
     display.doing(f"loading the model {config.model.model_path}")

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from sharpen.run.data import read_tasks
 from sharpen.run.decide import decide_rollouts
 from sharpen.run.explorer import Explorer
 from sharpen.run.identity import rows_identity
+from sharpen.run.judging import check_floor
 from sharpen.run.lock import locked
 from sharpen.run.receiver import wait_for
 from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, read_recorded
@@ -62,6 +64,7 @@ def explore(
     """Roll out all batches of the run that are not in its exchange yet. Raises what `tune()` raises."""
     config = resolved.config
     job = decide_rollouts(config, workflow, judge)
+    check_floor(config, judge, partial(print, flush=True))
     data = read_tasks(job.recipe)
     identities = {"train_dataset": rows_identity(data.training), "model": model_identity(job.folder)}
     let_idle_workers_sleep()

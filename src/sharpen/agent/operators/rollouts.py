@@ -39,6 +39,13 @@ def with_reward(rollout: Rollout, reward: float) -> Rollout:
     return replace(rollout, reward=float(reward), metrics=metrics)
 
 
+def judge_failed(rollout: Rollout, reason: str) -> Rollout:
+    """End a rollout as a failure of the judge that an operator asked: without a reward, and never trained."""
+    if not rollout.scored:
+        return rollout
+    return replace(rollout, outcome=Outcome.JUDGE_ERROR, reward=None, error=reason)
+
+
 def checked(name: str, before: Sequence[Group], after: object) -> list[Group]:
     """Return what the operator `name` made of the groups, in their order; groups that it left out have all their
     rollouts dropped. Raises `OperatorError` if it changed anything but rewards and outcomes."""
@@ -71,7 +78,8 @@ def _check_rollout(name: str, old: Rollout, new: Rollout) -> None:
         )
     if new.reward is not None and not math.isfinite(new.reward):
         raise OperatorError(f"operator {name} gave rollout {old.id!r} the reward {new.reward}, which is not finite")
-    if new.outcome not in (old.outcome, Outcome.FILTERED):
+    failed = new.outcome == Outcome.JUDGE_ERROR and new.reward is None
+    if new.outcome not in (old.outcome, Outcome.FILTERED) and not failed:
         raise OperatorError(f"operator {name} changed the outcome of rollout {old.id!r} to {new.outcome.value!r}")
 
 

@@ -27,6 +27,13 @@ def judge_arguments(judge: Callable[..., Any]) -> frozenset[str]:
     return optional_arguments("judge_func", judge, ("task", "response"))
 
 
+def needed_arguments(judge: Callable[..., Any]) -> frozenset[str]:
+    """Return the optional arguments that a judge cannot do without. Raises `ConfigError`."""
+    names = judge_arguments(judge)
+    parameters = inspect.signature(judge).parameters
+    return frozenset(name for name in names if parameters[name].default is inspect.Parameter.empty)
+
+
 def check_workflow_function(function: Callable[..., Any]) -> None:
     """Raise `ConfigError` (a `ValueError`) unless `tune()` would accept the function as its workflow."""
     workflow_arguments(function)

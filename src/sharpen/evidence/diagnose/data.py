@@ -11,11 +11,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import fsum, sqrt
+from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpen.agent.rollout.statistics import own_metrics
+from sharpen.agent.transcript import answer_text, content_text
 from sharpen.config.functions import may_load
 from sharpen.evidence.diagnose.series import StepRow, Steps, Trend, late_mean, trend
 from sharpen.types import Call, CallStatus, Group, IntArray, Outcome, Rollout
@@ -26,6 +29,10 @@ MAX_GROUPS = 24
 """Groups read from each end of a run: some hundred rollouts are representative, and fit in memory."""
 NGRAM, WINDOW = 4, 64
 """Tokens of an n-gram; tokens within which a repetition counts, so that longer texts do not repeat more."""
+LEAST_PAIRS = 16
+"""Rollouts that a correlation needs."""
+MAX_TEXT = 4000
+"""Characters of an answer or a prompt that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +40,8 @@ class Digest:
     """A rollout in short. `cut` is whether the model reached a limit of tokens or context; `untrained` counts the calls
     without loss by reason (`greedy`, `left_out`, `unused`, `abandoned`, `empty`). `repeated` is the share of n-grams of
     its sampled tokens that occurred earlier in the same window, None if its calls are too short; `fingerprint` is equal
-    for rollouts that sampled the same tokens. `metrics` were reported by workflow and judge."""
+    for rollouts that sampled the same tokens. `metrics` were reported by workflow and judge. `said` is the beginning of
+    the last answer, `asked` that of the first prompt."""
 
     id: str
     group_id: str
@@ -49,6 +57,8 @@ class Digest:
     repeated: float | None = None
     fingerprint: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    said: str = ""
+    asked: str = ""
 
     @property
     def num_trainable(self) -> int:
@@ -59,12 +69,14 @@ class Digest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRunData(Steps):
     """The data of a run with rollouts. `first` and `last` are rollouts of the first and last groups, which may overlap;
-    `outcomes` counts all attempts. `scale_free` is whether advantages stay the same when all rewards are scaled."""
+    `outcomes` counts all attempts; `held_out` has (step, mean reward, its interval's upper end) of the evaluations.
+    `scale_free` is whether advantages stay the same when all rewards are scaled."""
 
     scale_free: bool
     first: tuple[Digest, ...] = ()
     last: tuple[Digest, ...] = ()
     outcomes: Mapping[str, int] = field(default_factory=dict)
+    held_out: tuple[tuple[int, float, float], ...] = ()
 
     @property
     def by_rewards(self) -> bool:
@@ -135,6 +147,18 @@ def flat_rewards(rollouts: Iterable[Digest]) -> list[tuple[str, float | None]]:
     return common
 
 
+def correlation(rollouts: Iterable[Digest], value: Callable[[Digest], float]) -> float | None:
+    """Return the correlation of a value with the reward within groups, over the rollouts that have a reward; None if
+    they are too few, or one of both does not differ within any group."""
+    pairs: list[tuple[float, float]] = []
+    for members in by_group(rollout for rollout in rollouts if rollout.reward is not None).values():
+        rewards, values = [rollout.reward or 0.0 for rollout in members], [value(rollout) for rollout in members]
+        means = fmean(rewards), fmean(values)
+        pairs += [(reward - means[0], one - means[1]) for reward, one in zip(rewards, values, strict=True)]
+    size = sqrt(fsum(x * x for x, _ in pairs) * fsum(y * y for _, y in pairs))
+    return fsum(x * y for x, y in pairs) / size if len(pairs) >= LEAST_PAIRS and size > 0.0 else None
+
+
 def digest_group(group: Group) -> tuple[Digest, ...]:
     """Digest the rollouts of a group."""
     return tuple(map(digest, group.rollouts))
@@ -162,7 +186,15 @@ def digest(rollout: Rollout) -> Digest:
         repeated=repeated_share(call.sampled_ids_S for call in delivered),
         fingerprint=sampled.hexdigest(),
         metrics=own_metrics(rollout.metrics),
+        said=answer_text(rollout)[:MAX_TEXT],
+        asked=_prompt_text(rollout)[:MAX_TEXT],
     )
+
+
+def _prompt_text(rollout: Rollout) -> str:
+    """Return the text of the messages before the first answer."""
+    messages = rollout.calls[0].messages if rollout.calls else ()
+    return "\n".join(content_text(message.get("content")) for message in messages)
 
 
 def repeated_share(calls: Iterable[IntArray]) -> float | None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sharpen.errors import ConfigError
-from sharpen.evidence.diagnose import policy, rewards, rollouts, rows
+from sharpen.evidence.diagnose import hacking, policy, rewards, rollouts, rows
 from sharpen.evidence.diagnose.data import MAX_GROUPS, Digest, Rewards, RolloutRunData, digest_group, is_scale_free
 from sharpen.evidence.diagnose.finding import Finding, ids
 from sharpen.evidence.diagnose.rows import RowRunData
@@ -42,6 +42,13 @@ RULES: tuple[Callable[[RolloutRunData], Finding | None], ...] = (
     rollouts.degenerate_text,
     rollouts.length_drift,
     policy.clip_fraction,
+    # a reward that rises for the wrong reason
+    hacking.second_apart,
+    hacking.held_out_apart,
+    hacking.speaks_to_judge,
+    hacking.phrase_with_reward,
+    hacking.length_with_reward,
+    hacking.calls_with_reward,
     # no signal, or a signal that is not used
     rewards.all_wrong,
     rewards.all_right,
@@ -59,6 +66,7 @@ WITHOUT_REWARDS: tuple[Callable[[RolloutRunData], Finding | None], ...] = (
 may well cause (less entropy, other lengths)."""
 FOLLOWS: Mapping[str, tuple[str, ...]] = {
     "all_wrong": ("zero_variance",),
+    "degenerate_text": ("phrase_with_reward", "length_with_reward"),
     "all_right": ("zero_variance",),
     "entropy_collapse": ("zero_variance",),
     "learning_rate_too_high": (
@@ -140,8 +148,18 @@ def read_run(run_dir: Path) -> RolloutRunData | RowRunData:
         first=tuple(rollout for group in first for rollout in digest_group(group)),
         last=tuple(rollout for group in last for rollout in digest_group(group)),
         outcomes={} if journal is None else count_outcomes(journal),
+        held_out=_held_out(run_dir / "metrics.jsonl"),
         ended=ended,
     )
+
+
+def _held_out(path: Path) -> tuple[tuple[int, float, float], ...]:
+    """Return (step, mean reward, upper end of its interval) of the evaluations, greedy ones if there are any."""
+    for mode in ("greedy", "sampled"):
+        mean, high = f"eval/{mode}/accuracy", f"eval/{mode}/high"
+        if found := read_rows(path, of=mean):
+            return tuple((row.step, row.metrics[mean], row.metrics.get(high, math.inf)) for row in found)
+    return ()
 
 
 def _has_groups(journal: Path) -> bool:

@@ -24,6 +24,8 @@ class Finding:
     advice: str
     quotes: tuple[str, ...] = field(default=())
     """Lines of the records, such as an error's."""
+    read_first: tuple[str, ...] = field(default=())
+    """Up to twenty rollouts whose answers to read, the most suspect first."""
 
 
 def ids(rollouts: Iterable[Digest]) -> tuple[str, ...]:

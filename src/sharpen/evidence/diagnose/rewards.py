@@ -6,10 +6,9 @@ In: `RolloutRunData`. Out: a `Finding`, or None.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import fsum, sqrt
 from statistics import fmean, pstdev
 
-from sharpen.evidence.diagnose.data import Digest, RolloutRunData, by_group, flat_rewards
+from sharpen.evidence.diagnose.data import Digest, RolloutRunData, by_group, correlation, flat_rewards
 from sharpen.evidence.diagnose.finding import Finding, ends, ids
 from sharpen.evidence.diagnose.series import early_mean, late_mean
 
@@ -21,8 +20,8 @@ HUGE_NORMALIZED_REWARD = 1e6
 """Limit if they do not: beyond it, differences of order 1 are lost in 32 bits."""
 APART_Z = 4.0
 """Standard errors by which a part of the reward must rise or fall over the run."""
-GOES_WITH, LEAST_PAIRS = 0.2, 16
-"""Correlation with the reward within groups from which a metric counts as part of it; number of rollouts required."""
+GOES_WITH = 0.2
+"""Correlation with the reward within groups from which a metric counts as part of it."""
 TINY_SPREAD = 0.01
 """Limit if advantages keep the rewards' scale: KL terms, entropy terms and weight decay outweigh smaller
 differences."""
@@ -170,16 +169,13 @@ def _parts(data: RolloutRunData) -> list[str]:
     ]
     names = []
     for name in sorted({name for rollout in rollouts for name in rollout.metrics}):
-        pairs: list[tuple[float, float]] = []
-        for members in by_group(rollout for rollout in rollouts if name in rollout.metrics).values():
-            rewards, values = (
-                [rollout.reward or 0.0 for rollout in members],
-                [rollout.metrics[name] for rollout in members],
-            )
-            means = fmean(rewards), fmean(values)
-            pairs += [(reward - means[0], value - means[1]) for reward, value in zip(rewards, values, strict=True)]
-        size = sqrt(fsum(x * x for x, _ in pairs) * fsum(y * y for _, y in pairs))
-        if len(pairs) >= LEAST_PAIRS and size > 0.0 and fsum(x * y for x, y in pairs) / size >= GOES_WITH:
+        having = [rollout for rollout in rollouts if name in rollout.metrics]
+
+        def value(rollout: Digest, name: str = name) -> float:
+            return rollout.metrics[name]
+
+        found = correlation(having, value)
+        if found is not None and found >= GOES_WITH:
             names.append(name)
     return names
 

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sharpen.agent.rollout.signature import judge_arguments, name_of
-from sharpen.agent.transcript import TRIMMED, content_text
+from sharpen.agent.rollout.signature import name_of, needed_arguments
+from sharpen.agent.transcript import TRIMMED, answer_text
 from sharpen.errors import ConfigError
 from sharpen.types import Group, Rollout
 
@@ -38,7 +38,7 @@ class Score:
 
 def check_judge(judge: Callable[..., Any]) -> None:
     """Raise `ConfigError` unless the judge needs nothing but task and response."""
-    if needed := judge_arguments(judge):
+    if needed := needed_arguments(judge):
         raise ConfigError(
             f"judge `{name_of(judge)}` takes {', '.join(sorted(needed))}, which only a run has: give rescore a judge "
             "that takes task and response"
@@ -73,16 +73,10 @@ async def _score(group: Group, rollout: Rollout, judge: Callable[..., Any]) -> S
         return replace(score, error=TRIMMED, trimmed=True)
     new, error = None, ""
     try:
-        judged = await judge(task=copy.deepcopy(dict(group.task.row)), response=answer(rollout))
+        judged = await judge(task=copy.deepcopy(dict(group.task.row)), response=answer_text(rollout))
         new = float(getattr(judged, "reward", judged))
         if not math.isfinite(new):
             new, error = None, f"a reward of {new}"
     except Exception as raised:  # the user's code may raise anything; it is one rollout's failure
         new, error = None, f"{type(raised).__name__}: {raised}"
     return Score(rollout=rollout.id, group=group.id, task=group.task.id, old=rollout.reward, new=new, error=error)
-
-
-def answer(rollout: Rollout) -> str:
-    """Return the text of the last answer that the agent received; empty if there is none."""
-    texts = [content_text(call.response.get("content")) for call in rollout.answers]
-    return texts[-1] if texts else ""

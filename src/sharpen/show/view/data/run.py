@@ -386,7 +386,7 @@ def _card(finding: Finding) -> FindingCard:
         name=finding.name,
         what=finding.what,
         evidence=tuple(finding.evidence.items()),
-        examples=tuple(map(_reference, finding.examples)),
+        examples=tuple(map(_reference, finding.read_first or finding.examples)),
         advice=finding.advice,
         quotes=finding.quotes,
     )
