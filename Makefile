@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format dist release-check bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-growth bench-capacity bench-real bench-view bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: help quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-environments test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format dist release-check bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-growth bench-capacity bench-real bench-view bench-async bench-agentscope bench-trl bench-gpu clean
 
 # Train a real agent on two CPU cores. About three minutes; the first time, .venv is made before.
 quickstart: .venv/installed
@@ -121,6 +121,19 @@ test-clients: .venv-clients/installed
 	cd .venv-clients/node/node_modules/opencode-ai && node postinstall.mjs
 	@touch $@
 
+# Test environments and traces of others, with their packages. In an environment of its own. What Harbor needs to run trials, and
+# its formats do not, is left out, and must be all that is; it asks for Python 3.12 too, which the others do not.
+test-environments: .venv-environments/installed
+	PYTHONPATH=tests/sessions .venv-environments/bin/python -m pytest -p all_or_nothing --all-of tests/environments -m "environments and not slow" tests/environments
+
+.venv-environments/installed: pyproject.toml requirements/environments.txt
+	$(PYTHON) -m venv .venv-environments
+	.venv-environments/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements/environments.txt)"
+	.venv-environments/bin/python -m pip install --quiet --no-compile --no-deps --ignore-requires-python --requirement requirements/environments.txt --editable .
+	! .venv-environments/bin/python -m pip check | grep --invert-match --extended-regexp \
+		'^harbor .* requires \w+, which is not installed|No broken requirements'
+	@touch $@
+
 # Test CrewAI, and LlamaIndex with its own package for OpenAI. In an environment of their own, which CI does not make: both want
 # `openai` below 3.
 test-older-openai: .venv-openai2/installed
@@ -210,7 +223,7 @@ docs: .venv-docs/installed
 
 # Make what the suites beside `make test` run in. One after the other: for each, pip writes the same files into src/.
 environments: .venv/installed .venv/node/installed
-	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2 clients docs)
+	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2 clients environments docs)
 
 # Check format, lint, types and tests. What a change must pass.
 check: .venv/installed

@@ -97,6 +97,7 @@ PARTS = [
     *(suite(f"bench-{name}") for name in BENCHES),
     suite("quickstart"),
     *(example(name) for name in EXAMPLES),
+    example("reasoning", ".venv-environments/bin/python {}/main.py"),
     example("one_file", ".venv/bin/python {}/loop.py"),
     example("single_file", ".venv/bin/python {}/train.py"),
     example("laptop", ".venv/bin/python {}/main.py --model ../../../examples/quickstart/model --steps 20"),

@@ -21,7 +21,7 @@ TINY_MODEL = str(Path(__file__).resolve().parents[1] / "quickstart" / "model")
 def options(
     description: str | None,
     *,
-    data: Path,
+    data: Path | None,
     model: str = TINY_MODEL,
     steps: int = 2,
     batch_size: int = 4,
@@ -31,10 +31,12 @@ def options(
     max_tokens: int = 32,
     eval_tasks: int = 64,
 ) -> argparse.ArgumentParser:
-    """A parser with the options that every example has; the arguments are their defaults."""
+    """A parser with the options that every example has; the arguments are their defaults. `data` None: the example has
+    no folder of tasks."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--model", default=model, help="model to tune: a folder, or a name on the hub")
-    parser.add_argument("--data", type=Path, default=data, help="folder of the tasks (default %(default)s)")
+    if data is not None:
+        parser.add_argument("--data", type=Path, default=data, help="folder of the tasks (default %(default)s)")
     parser.add_argument("--steps", type=int, default=steps, help="training steps (default %(default)s)")
     parser.add_argument("--batch-size", type=int, default=batch_size, help="tasks of one step (default %(default)s)")
     parser.add_argument("--group-size", type=int, default=group_size, help="rollouts of one task (default %(default)s)")

@@ -14,6 +14,7 @@ _HOMES = {
     "tune": "sharpen.tuning",
     "TuneResult": "sharpen.run.result",
     "DatasetConfig": "sharpen.config.public",
+    "EnvironmentConfig": "sharpen.config.public",
     "TunerModelConfig": "sharpen.config.public",
     "AlgorithmConfig": "sharpen.config.public",
     "AuxiliaryModelConfig": "sharpen.config.run",
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from sharpen.config.public import AlgorithmConfig as AlgorithmConfig
     from sharpen.config.public import Dataset as Dataset
     from sharpen.config.public import DatasetConfig as DatasetConfig
+    from sharpen.config.public import EnvironmentConfig as EnvironmentConfig
     from sharpen.config.public import JudgeOutput as JudgeOutput
     from sharpen.config.public import JudgeType as JudgeType
     from sharpen.config.public import TunerChatModel as TunerChatModel

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sharpen.agent.environments.opening import closing_environment, functions_of
 from sharpen.agent.rollout.signature import name_of
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity import configured_workflow
 from sharpen.config.environment import environment
+from sharpen.config.functions import import_function
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.problems import Problems
-from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
+from sharpen.config.public import AlgorithmConfig, DatasetConfig, EnvironmentConfig, MonitorType, TunerModelConfig
 from sharpen.config.run import JudgeFloorConfig
 from sharpen.errors import INVALID_INPUT, SharpenError
 
@@ -36,6 +38,7 @@ def tune(
     judge_func: Callable[..., Any] | None = None,
     train_dataset: DatasetConfig | None = None,
     eval_dataset: DatasetConfig | None = None,
+    environment: EnvironmentConfig | None = None,
     model: TunerModelConfig | None = None,
     auxiliary_models: Mapping[str, TunerModelConfig] | None = None,
     algorithm: AlgorithmConfig | None = None,
@@ -49,11 +52,12 @@ def tune(
 
     `workflow_func` is `async def (task, model)` and runs the agent on one task (or a Trinity `Workflow` class, or its
     registered name; see `docs/use/trinity.md`); `judge_func` is `async def (task, response)` and scores its response
-    (without it the workflow returns the reward). `config_path` names a YAML file, `settings` holds further settings in
-    the same layout (`{"rollout": {"timeout_s": 60}}`, or with dotted keys); arguments override both, and each override
-    is printed. A fixed `experiment_name` continues that run from its last checkpoint. `sft`, `cpt` and `dpo` learn from
-    the rows themselves and use a workflow only to evaluate the agent (`docs/use/beyond-rl.md`). With a `judge_floor`
-    nothing starts unless the judge agrees with its owner's marks (`docs/use/judges.md`; else `JudgeError`).
+    (without it the workflow returns the reward). An `environment` brings tasks, workflow and judge, as far as they are
+    not given. `config_path` names a YAML file, `settings` holds further settings in the same layout (`{"rollout":
+    {"timeout_s": 60}}`, or with dotted keys); arguments override both, and each override is printed. A fixed
+    `experiment_name` continues that run from its last checkpoint. `sft`, `cpt` and `dpo` learn from the rows themselves
+    and use a workflow only to evaluate the agent (`docs/use/beyond-rl.md`). With a `judge_floor` nothing starts unless
+    the judge agrees with its owner's marks (`docs/use/judges.md`; else `JudgeError`).
 
     Works in scripts and notebooks. Raises `ConfigError`, `DatasetError` or `ModelError` for bad input, before anything
     is loaded where possible; `RolloutError` if too many rollouts fail; `ParityError` if the trainer's logprobs differ
@@ -62,6 +66,7 @@ def tune(
     arguments: dict[str, Any] = {
         "train_dataset": train_dataset,
         "eval_dataset": eval_dataset,
+        "environment": environment,
         "model": model,
         "auxiliary_models": auxiliary_models or None,
         "algorithm": algorithm,
@@ -94,8 +99,9 @@ def _tune(
         check_arguments(problems, arguments, workflow_func, judge_func)
         problems.raise_found()
     assert found is not None
-    with environment(found[0].config):
-        return run_config(*found, judge_func, path)
+    resolved, workflow, judge = found
+    with environment(resolved.config), closing_environment(resolved.config.environment):
+        return run_config(resolved, workflow, judge, path)
 
 
 def _resolve_arguments(
@@ -104,19 +110,24 @@ def _resolve_arguments(
     arguments: dict[str, Any],
     workflow_func: Any,
     judge_func: Callable[..., Any] | None,
-) -> tuple[ResolvedConfig, Any]:
-    """Return the configuration of file, settings and arguments, and the workflow to run."""
+) -> tuple[ResolvedConfig, Any, Callable[..., Any] | None]:
+    """Return the configuration of file, settings and arguments, and the functions to run."""
     file = load_config(path) if path is not None else None
     if file is not None and "workflow" in file.settings and workflow_func is not None:
         arguments["workflow"] = workflow_func if isinstance(workflow_func, str) else name_of(workflow_func)
     resolved = resolve(file, settings, arguments)
-    chosen = workflow_func
+    config, chosen = resolved.config, workflow_func
     if workflow_func is None:
         from sharpen.learning.algorithm.supervised import learns_from_rows
 
-        chosen = resolved.config.workflow if learns_from_rows(resolved.config.algorithm) else None
-    with environment(resolved.config):
-        return resolved, configured_workflow(chosen, judge_func, resolved.config)
+        named = learns_from_rows(config.algorithm) or config.environment is not None
+        chosen = config.workflow if named else None
+    with environment(config):
+        if config.environment is not None and judge_func is None and config.judge is not None:
+            judge_func = import_function(config.judge)
+        workflow = configured_workflow(chosen, judge_func, config)
+        used = None if config.mode == "train" else config.environment  # in that mode the explorer's
+        return resolved, *functions_of(used, workflow, judge_func)
 
 
 def run_config(

@@ -37,6 +37,7 @@ ELSEWHERE = {
     "docs/start/guide.md": "tests/spec/test_guide.py",
     "docs/start/zh.md": "tests/package/test_readme.py",
     "docs/use/agentscope.md": "tests/agentscope/test_agentscope1_page.py",
+    "docs/use/environments.md": "tests/environments/test_example_reasoning.py",
     "docs/use/extending.md": "tests/learning/algorithm/test_contracts.py",
     "docs/use/images.md": "tests/gateway/test_gateway_images_page.py",
     "docs/use/record.md": "tests/serve/record/test_record_command.py",

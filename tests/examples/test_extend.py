@@ -15,7 +15,7 @@ import pytest
 import torch
 from processes import forked
 
-from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen import AlgorithmConfig, DatasetConfig, EnvironmentConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.config.functions import PREPARED, import_function, import_object
 from sharpen.errors import ConfigError
 from sharpen.evidence.certificate.certify import certify
@@ -29,6 +29,7 @@ from sharpen.testing import (
     check_algorithm,
     check_dataset,
     check_engine,
+    check_environment,
     check_family,
     check_monitor,
     check_protocol,
@@ -315,3 +316,23 @@ def test_a_dataset(place, trained, announced) -> None:
         assert question == import_function(part)("3", split)[int(number)]["question"]
     announced("datasets", "sums = dataset:sums")
     trained(train_dataset=DatasetConfig(path="sums", split="test", total_steps=2), settings={"name": "announced"})
+
+
+def test_an_environment(place, trained, announced, toy_model_dir: Path) -> None:
+    part = place("environment.py:GuessNumber")
+    config = EnvironmentConfig(type=part, args={"up_to": 8})
+    check_environment(import_function(part), config, ["4", "no idea", "7"])
+    options: dict[str, Any] = {
+        "workflow_func": None,
+        "train_dataset": None,
+        "model": TunerModelConfig(model_path=str(toy_model_dir), max_model_len=512, max_tokens=4),
+    }
+    result = trained(environment=config, settings={"train_dataset.total_steps": 2}, **options)
+    groups = read_groups(result.run_dir / "run.db")
+    assert {task for group in groups for task in group.task.row} == {"number"}
+    assert {rollout.metrics["turns"] for group in groups for rollout in group.rollouts} <= {1, 2, 3, 4}
+    announced("environments", "guess = environment:GuessNumber")
+    named = {"train_dataset.total_steps": 1, "name": "announced"}
+    trained(environment=EnvironmentConfig(type="guess", args={"up_to": 8}), settings=named, **options)
+    with pytest.raises(ConfigError, match="give up_to, a whole number above 1"):
+        trained(environment=EnvironmentConfig(type=part, args={"to": 8}), **options)

@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-HAND_MADE = ("agentscope1", "agentscope2", "clients", "openai2", "ray", "trl", "vllm")
+HAND_MADE = ("agentscope1", "agentscope2", "clients", "environments", "openai2", "ray", "trl", "vllm")
 
 
 def test_these_are_the_environments_that_install_without_dependencies() -> None:

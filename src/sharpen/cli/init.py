@@ -1,6 +1,7 @@
 """`sharpen init DIR`: write a folder that runs at once, with an agent, a judge, tasks, `run.yaml` and a test.
 
-In: the folder, the framework of the agent, the model. Out: the files; without a model, a tiny one made on the spot.
+In: the folder, the framework of the agent or an environment, the model. Out: the files; without a model, a tiny one
+made on the spot.
 """
 
 from __future__ import annotations
@@ -9,23 +10,34 @@ import argparse
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from sharpen.cli.arguments import add_json, print_json, say
-from sharpen.cli.starter.folder import FRAMEWORKS, TINY, write_starter
+from sharpen.cli.starter.folder import FRAMEWORKS, TINY, Starter, write_environment, write_starter
+from sharpen.cli.starter.questions import EASY, PROMPT, Question, questions_of
+from sharpen.config.doors import names
+from sharpen.config.public import ENVIRONMENTS, EnvironmentConfig
 from sharpen.models.files import check_model_path
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write; none of its files is overwritten")
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
         "--from",
         dest="framework",
         choices=FRAMEWORKS,
         default="openai",
         help="what the agent is written with; tools: the openai package, and a calculator that it calls",
+    )
+    what.add_argument(
+        "--env",
+        metavar="TYPE:ID",
+        help="an environment in place of agent, judge and tasks: reasoning-gym:chain_sum (docs/use/environments.md)",
     )
     parser.add_argument(
         "--model",
@@ -43,9 +55,9 @@ def run_init(arguments: argparse.Namespace) -> int:
         model = str(Path(model).expanduser().absolute())  # run.yaml's paths are seen from its own folder
     if model is not None:
         check_model_path(model, "--model")
-    starter = write_starter(arguments.folder, arguments.framework, model)
+    starter, taught = _write(arguments, model)
     if model is None:
-        _make_tiny_model(starter.folder / TINY, tools=arguments.framework == "tools")
+        _make_tiny_model(starter.folder / TINY, tools=arguments.framework == "tools", questions=taught)
     missing = [name for name in starter.requirements if not _installed(name)]
     commands = [
         *([f"pip install {' '.join(map(shlex.quote, missing))}"] if missing else []),
@@ -62,14 +74,29 @@ def run_init(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _make_tiny_model(folder: Path, *, tools: bool) -> None:
+def _write(arguments: argparse.Namespace, model: str | None) -> tuple[Starter, Sequence[Question]]:
+    """Write the folder. Returns it, and the questions of its environment that a tiny model is to be taught."""
+    if arguments.env is None:
+        return write_starter(arguments.folder, arguments.framework, model), ()
+    kind, _, id_ = arguments.env.partition(":")
+    if kind not in names("environments", dict.fromkeys(ENVIRONMENTS)):
+        kind, id_ = arguments.env, ""  # one of the user's own: module:name
+    more: dict[str, Any] = {}
+    if model is None:
+        more = {"args": EASY.get(id_, {}), "system_prompt": PROMPT}
+    environment = EnvironmentConfig(type=kind, id=id_ or None, **more)
+    questions = questions_of(environment) if model is None else ()
+    return write_environment(arguments.folder, environment, model), questions
+
+
+def _make_tiny_model(folder: Path, *, tools: bool, questions: Sequence[Question]) -> None:
     say(f"making a tiny model in {folder}, about half a minute on two cores", file=sys.stderr)
     started = time.perf_counter()
     from sharpen.cli.starter.tiny_model import make_tiny_model
     from sharpen.models.files import quiet_transformers
 
     quiet_transformers()
-    make_tiny_model(folder, tools=tools)
+    make_tiny_model(folder, tools=tools, questions=questions)
     say(f"made in {time.perf_counter() - started:.0f} s", file=sys.stderr)
 
 

@@ -112,7 +112,7 @@ def _engine(config: RunConfig, hardware: Hardware) -> EngineType | None:
     from sharpen.learning.algorithm.supervised import learns_from_rows
     from sharpen.placement.engine_choice import installed_builds
 
-    if learns_from_rows(config.algorithm) and config.workflow is None:
+    if learns_from_rows(config.algorithm) and config.workflow is None and config.environment is None:
         return None
     if config.engine.type != "auto":
         return config.engine.type

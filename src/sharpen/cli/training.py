@@ -204,25 +204,28 @@ def _loaded(arguments: argparse.Namespace, options: dict[str, Any], file: Config
 @contextlib.contextmanager
 def _functions(arguments: argparse.Namespace, resolved: ResolvedConfig) -> Iterator[tuple[Any, Function | None]]:
     """Yield workflow (None if the algorithm needs none) and judge, in their environment."""
+    from sharpen.agent.environments.opening import closing_environment
     from sharpen.config.environment import environment
 
-    with environment(resolved.config):
+    with environment(resolved.config), closing_environment(resolved.config.environment):
         yield _load_functions(arguments, resolved.config)
 
 
 def _load_functions(arguments: argparse.Namespace, config: RunConfig) -> tuple[Any, Function | None]:
-    """Import the workflow and the judge."""
+    """Import the workflow and the judge, or take those of the environment."""
+    from sharpen.agent.environments.opening import functions_of
     from sharpen.config.functions import import_function
 
     if config.mode == "train":  # agent and judge are the explorer's, and need not be here
         return None, None
     _check_names(arguments, config)
     judge = import_function(config.judge) if config.judge else None
-    if config.workflow is None:
-        return None, judge
-    from sharpen.compat.trinity import configured_workflow
+    workflow = None
+    if config.workflow is not None:
+        from sharpen.compat.trinity import configured_workflow
 
-    return configured_workflow(config.workflow, judge, config), judge
+        workflow = configured_workflow(config.workflow, judge, config)
+    return functions_of(config.environment, workflow, judge)
 
 
 def _check_names(arguments: argparse.Namespace, config: RunConfig) -> None:
@@ -234,10 +237,11 @@ def _check_names(arguments: argparse.Namespace, config: RunConfig) -> None:
         return
     if config.judge:
         place_of(config.judge)
-    if config.workflow is None and not (arguments.command == "run" and learns_from_rows(config.algorithm)):
+    has_agent = config.workflow is not None or config.environment is not None
+    if not has_agent and not (arguments.command == "run" and learns_from_rows(config.algorithm)):
         raise ConfigError(
-            f"{arguments.config}: 'workflow' is missing; name your agent's function, e.g. agent.py:run_agent (in a "
-            "Trinity-RFT file: buffer.explorer_input.taskset.default_workflow_type)"
+            f"{arguments.config}: 'workflow' is missing; name your agent's function, e.g. agent.py:run_agent, or an "
+            "environment (in a Trinity-RFT file: buffer.explorer_input.taskset.default_workflow_type)"
         )
 
 

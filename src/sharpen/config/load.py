@@ -354,7 +354,7 @@ _UniqueKeyLoader.add_implicit_resolver(
 
 _CODE: tuple[Place, ...] = (
     *(("workflow",), ("judge",), ("evaluation", "own", "*", "workflow"), ("monitor_type",)),
-    *(("engine", "type"),),
+    *(("engine", "type"), ("environment", "type")),
     *(("model", "tool_call_parser"), ("model", "reasoning_parser")),
     *(("auxiliary_models", "*", "tool_call_parser"), ("auxiliary_models", "*", "reasoning_parser")),
     *(("sampling", "operators", "*", "name"), ("sampling", "task_operators", "*", "name")),

@@ -54,7 +54,8 @@ class DatasetConfig(Strict):
     """The location of tasks: a Hugging Face dataset, a folder, or a single file (JSONL, JSON, Parquet, CSV)."""
 
     path: str
-    """Folder, file, dataset name on the Hugging Face hub, or a function that gives rows (docs/use/extending.md)."""
+    """Folder, file, dataset name on the Hugging Face hub, or a function that gives rows (docs/use/extending.md);
+    `environment`: the tasks of the run's environment, if it has one."""
     name: str | None = None
     """Configuration of the dataset (for GSM8K: `main`)."""
     split: str | None = "train"
@@ -74,6 +75,31 @@ class DatasetConfig(Strict):
         from sharpen.config.rows import read_rows
 
         return [dict(row) for row in islice(read_rows(self), n)]
+
+
+ENVIRONMENT = "environment"
+"""The path of a dataset whose rows are the tasks of the run's environment."""
+ENVIRONMENTS = ("reasoning-gym", "gymnasium", "textarena", "mixture")
+"""The environments that come with Sharpen."""
+
+
+class EnvironmentConfig(Strict):
+    """Tasks and how they are attempted, of one of the field's environments (docs/use/environments.md)."""
+
+    type: Annotated[str, AfterValidator(PartName("environments", ENVIRONMENTS))]
+    """What kind of environment it is."""
+    id: str | None = None
+    """Which one of the kind: a generator, a game."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Its own settings, under its own names: difficulty, weights."""
+    system_prompt: str | None = None
+    """System message in place of the environment's own; empty is none."""
+    train_tasks: int | None = Field(default=None, ge=1)
+    """Tasks to train on. None is 1,000 where tasks are made up, and all where they are a list."""
+    held_out_tasks: int | None = Field(default=None, ge=1)
+    """Tasks to evaluate on; none of them trains. None is 200 where tasks are made up, and all where they are a list."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the tasks, apart from that of the run: runs with other seeds have the same tasks."""
 
 
 class Dataset(DatasetConfig):

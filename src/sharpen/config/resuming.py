@@ -75,6 +75,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
 FIXED: Mapping[str, tuple[str, ...]] = {
     "the agent and its judge: else the rewards before and after could not be compared": (
         *("workflow", "judge", "workflow_args", "task_args", "gateway.protocols"),
+        *("environment.type", "environment.id", "environment.args", "environment.system_prompt"),
         *("evaluation.own.*.workflow", "evaluation.own.*.workflow_args", "evaluation.own.*.task_args"),
         *(
             "rollout.max_calls",
@@ -91,6 +92,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "the data: the order of the tasks continues, and the first evaluation is kept": (
         *("train_dataset.path", "train_dataset.name", "train_dataset.split"),
         *("eval_dataset.path", "eval_dataset.name", "eval_dataset.split"),
+        *("environment.train_tasks", "environment.held_out_tasks", "environment.seed"),
         *("evaluation.hold_out", "evaluation.max_tasks", "evaluation.decided_by"),
         *("evaluation.further.*.path", "evaluation.further.*.name", "evaluation.further.*.split"),
         *("expert.dataset.path", "expert.dataset.name", "expert.dataset.split", "expert.batch_size"),

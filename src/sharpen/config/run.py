@@ -14,7 +14,15 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from sharpen.config.doors import PartName
-from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
+from sharpen.config.public import (
+    ENVIRONMENT,
+    AlgorithmConfig,
+    DatasetConfig,
+    EnvironmentConfig,
+    MonitorType,
+    Strict,
+    TunerModelConfig,
+)
 from sharpen.config.secrets import hide_in_value
 from sharpen.config.sections import ClusterConfig, GatewayConfig, JournalConfig, SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
@@ -414,6 +422,8 @@ class RunConfig(Strict):
     the dataset has no such field."""
     task_args: dict[str, Any] = Field(default_factory=dict)
     """Passed to a workflow class with each task, in addition to the row (docs/use/trinity.md)."""
+    environment: EnvironmentConfig | None = None
+    """Where tasks, workflow and judge come from, as far as they are not given."""
     train_dataset: DatasetConfig
     """Tasks to train on."""
     eval_dataset: DatasetConfig | None = None
@@ -477,6 +487,22 @@ class RunConfig(Strict):
         for name, value in settings.items():
             config = _changed(config, name.split("."), value)
         return config
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_tasks_of_environment(cls, data: Any) -> Any:
+        """Let the tasks be the environment's where no dataset is named."""
+        if not isinstance(data, dict) or data.get("environment") is None:
+            return data
+        evaluation = data.get("evaluation")
+        holds_out = not isinstance(evaluation, dict) or evaluation.get("hold_out", True) is not False
+        splits = {"train_dataset": "train"} | ({"eval_dataset": "test"} if holds_out else {})
+        theirs = {}
+        for name, split in splits.items():
+            given = data.get(name) or {}
+            if isinstance(given, dict) and given.get("path") is None:
+                theirs[name] = {"path": ENVIRONMENT, "split": split} | given
+        return data | theirs
 
     @model_validator(mode="after")
     def _has_two_halves(self) -> Self:

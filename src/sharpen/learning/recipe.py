@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from sharpen.config.problems import refuse
-from sharpen.config.public import MIN_TEMPERATURE
+from sharpen.config.public import ENVIRONMENT, MIN_TEMPERATURE
 from sharpen.config.run import ExpertConfig, RunConfig, SupervisedConfig
 from sharpen.config.trainer import CriticConfig, LoraConfig
 from sharpen.learning.algorithm.presets import Algorithm
@@ -107,6 +107,8 @@ def _row_problems(recipe: RowRecipe) -> Iterator[str]:
     config, name = recipe.config, recipe.algorithm.name
     if config.mode != "both":
         yield f"mode is {config.mode!r}, which needs rollouts, but {name!r} learns from rows"
+    if config.environment is not None and config.train_dataset.path == ENVIRONMENT:
+        yield f"train_dataset.path is missing: {name!r} learns from rows, and on the environment it is only evaluated"
     if config.expert != ExpertConfig():
         yield f"the settings of expert have no effect: {name!r} learns from the rows of train_dataset alone"
     if config.sampling.order == "difficulty":

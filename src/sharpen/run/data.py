@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sharpen.agent.environments.opening import tasks_of
 from sharpen.agent.operators.pipeline import filter_tasks
 from sharpen.agent.tasks.data import RunData
 from sharpen.agent.tasks.order import hold_out
-from sharpen.config.rows import load_tasks
 from sharpen.learning.recipe import RolloutRecipe
 from sharpen.run.expert import read_expert_rows
 from sharpen.types import Task
@@ -25,11 +25,11 @@ def read_expert_only(recipe: RolloutRecipe) -> RunData:
 def read_tasks(recipe: RolloutRecipe) -> RunData:
     """Read the datasets and split off the held-out tasks."""
     config = recipe.config
-    tasks: Sequence[Task] = load_tasks(config.train_dataset)
+    tasks: Sequence[Task] = tasks_of(config.train_dataset, config.environment)
     messages: tuple[str, ...] = ()
     held_out: Sequence[Task] = ()
     if config.eval_dataset is not None:
-        held_out = load_tasks(config.eval_dataset)
+        held_out = tasks_of(config.eval_dataset, config.environment)
     elif config.evaluation.hold_out and config.mode == "both":  # an explorer evaluates nothing
         num_tasks = len(tasks)
         tasks, held_out = hold_out(tasks, config.seed)
@@ -43,7 +43,7 @@ def read_tasks(recipe: RolloutRecipe) -> RunData:
     return RunData(
         training=tasks,
         tasks=held_out[: config.evaluation.max_tasks],
-        further={name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()},
+        further={name: tasks_of(dataset, config.environment) for name, dataset in config.evaluation.further.items()},
         expert=read_expert_rows(config, recipe.algorithm),
         messages=(*messages, *line),
     )

@@ -17,13 +17,13 @@ from statistics import fmean
 from typing import Any
 
 from sharpen.agent.agentscope.console import silent_agents
+from sharpen.agent.environments.opening import tasks_of
 from sharpen.agent.rollout.attempt import UserFunctions
 from sharpen.agent.rollout.in_process import Opener
 from sharpen.agent.rollout.retries import fails_its_task
 from sharpen.agent.rollout.runner import RolloutRunner
 from sharpen.agent.rollout.statistics import RolloutStatistics, own_metrics, summarize, without_calls_note
 from sharpen.config.load import ResolvedConfig, write_resolved
-from sharpen.config.rows import load_tasks
 from sharpen.config.run import HELD_OUT, RunConfig
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.files import check_writable, write_whole
@@ -284,8 +284,8 @@ def evaluate(
         check_auxiliary_models(config.auxiliary_models)
     else:
         config, notices = job.config, job.notices
-    tasks = load_tasks(config.eval_dataset or config.train_dataset)[: config.evaluation.max_tasks]
-    further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
+    tasks = tasks_of(config.eval_dataset or config.train_dataset, config.environment)[: config.evaluation.max_tasks]
+    further = {name: tasks_of(dataset, config.environment) for name, dataset in config.evaluation.further.items()}
     display = Display(0, sys.stdout)
     with contextlib.ExitStack() as stack:
         stack.callback(display.close)

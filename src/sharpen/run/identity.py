@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sharpen.agent.environments.opening import environment_identity
 from sharpen.agent.tasks.images import is_image
 from sharpen.config.doors import source_identity
 from sharpen.config.run import RunConfig
@@ -39,8 +40,8 @@ def rows_identity(rows: Sequence[Task]) -> Identity:
 
 
 def parts_identities(config: RunConfig) -> dict[str, Identity]:
-    """Return the identity of the formats, protocols and families that the user brings, each by its setting. (The
-    certificate has those of an algorithm's parts: `evidence.certificate.sources`.)"""
+    """Return the identity of the environment, and of the formats, protocols and families that the user brings, each by
+    its setting. (The certificate has those of an algorithm's parts: `evidence.certificate.sources`.)"""
     brought: dict[str, tuple[str, Sequence[str]]] = {
         "families": ("families", config.families),
         "gateway.protocols": ("protocols", config.gateway.protocols),
@@ -56,7 +57,10 @@ def parts_identities(config: RunConfig) -> dict[str, Identity]:
         ):
             if (name := getattr(model, setting)) not in ours:
                 brought[f"{section}.{setting}"] = kind, (name,)
-    return {
+    environments = {}
+    if config.environment is not None and config.mode != "train":  # there it is the explorer's
+        environments["environment.type"] = environment_identity(config.environment)
+    return environments | {
         setting: _together([source_identity(kind, name) for name in names])
         for setting, (kind, names) in brought.items()
         if names

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sharpen.config.load import ResolvedConfig
-from sharpen.config.public import DatasetConfig
+from sharpen.config.public import ENVIRONMENT, DatasetConfig, EnvironmentConfig
 from sharpen.show.monitor.display import Display
 
 
@@ -30,10 +30,10 @@ def panel_rows(resolved: ResolvedConfig) -> Mapping[str, str]:
         "run directory": str(run_directory(resolved)),
         "model": config.model.model_path,
         "algorithm": config.algorithm.algorithm_type,
-        "tasks": _dataset(config.train_dataset),
+        "tasks": _dataset(config.train_dataset, config.environment),
     }
     if config.eval_dataset is not None:
-        rows["held-out tasks"] = _dataset(config.eval_dataset)
+        rows["held-out tasks"] = _dataset(config.eval_dataset, config.environment)
     steps = config.train_dataset.total_steps
     epochs = config.train_dataset.total_epochs
     size = config.algorithm.batch_size
@@ -60,5 +60,8 @@ def run_directory(resolved: ResolvedConfig) -> Path:
     return parent / config.name
 
 
-def _dataset(dataset: DatasetConfig) -> str:
-    return dataset.path + (f" ({dataset.split})" if dataset.split else "")
+def _dataset(dataset: DatasetConfig, environment: EnvironmentConfig | None) -> str:
+    path = dataset.path
+    if environment is not None and path == ENVIRONMENT:
+        path = " ".join(filter(None, [environment.type, environment.id]))
+    return path + (f" ({dataset.split})" if dataset.split else "")

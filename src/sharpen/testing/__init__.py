@@ -9,6 +9,7 @@ is a plain function, for any test framework, and is loaded on first use (docs/us
 - `families`: families of models, by one of their checkpoints
 - `formats`: formats of tool calls and of reasoning
 - `datasets`: sources of rows
+- `environments`: environments
 - `monitors`: monitors
 """
 
@@ -23,6 +24,7 @@ _HOMES = {
     "check_algorithm": "sharpen.testing.algorithms",
     "check_dataset": "sharpen.testing.datasets",
     "check_engine": "sharpen.testing.engines",
+    "check_environment": "sharpen.testing.environments",
     "check_family": "sharpen.testing.families",
     "check_kl": "sharpen.testing.algorithms",
     "check_monitor": "sharpen.testing.monitors",
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from sharpen.testing.algorithms import check_policy_loss as check_policy_loss
     from sharpen.testing.datasets import check_dataset as check_dataset
     from sharpen.testing.engines import check_engine as check_engine
+    from sharpen.testing.environments import check_environment as check_environment
     from sharpen.testing.families import check_family as check_family
     from sharpen.testing.formats import check_reasoning_format as check_reasoning_format
     from sharpen.testing.formats import check_tool_format as check_tool_format

@@ -16,6 +16,7 @@ from reported_runs import make_run
 
 from sharpen.cli import judge as command
 from sharpen.cli.main import build_parser, main
+from sharpen.config.functions import import_function
 from sharpen.config.public import DatasetConfig, TunerModelConfig
 from sharpen.config.run import AuxiliaryModelConfig, JudgeFloorConfig, RunConfig
 from sharpen.errors import ConfigError, DatasetError, JudgeError
@@ -71,6 +72,7 @@ def test_a_judge_that_says_yes_to_all_agrees_and_has_no_kappa_above_chance():
     found = agreement_of(judged((45, 5, 0, 0)))
     assert found.agreement.value == 0.9
     assert found.kappa == pytest.approx(0.0)
+    assert "kappa        0.000" in "\n".join(found.lines())
     assert math.isnan(agreement_of(judged((5, 0, 0, 0))).kappa)
     assert math.isnan(agreement_of([]).kappa)
 
@@ -291,8 +293,6 @@ def test_a_floor_refuses_a_judge_that_agrees_too_little(folder):
 
 def test_the_auxiliary_models_of_a_run_are_opened_for_it(folder):
     """Through the run's own clients to a real endpoint: it calls good what its owner calls good."""
-    from sharpen.config.functions import import_function
-
     judge = import_function("judges_to_check.py:grader")
     good = {one.answer.text for one in read_marks(folder / "marks.jsonl") if one.good}
     with serving() as endpoint:
@@ -323,3 +323,14 @@ def test_tune_starts_nothing_below_the_floor(folder, toy_model_dir):
             judge_floor=JudgeFloorConfig(marks=str(folder / "marks.jsonl")),
         )
     assert not (folder / "checkpoints").exists()
+
+
+def test_a_model_that_is_served_here_keeps_to_the_schema(folder, toy_model_dir):
+    """A model of random weights says nothing of worth, and a verdict each time: it is below the floor, and never
+    failed."""
+    judge = import_function("judges_to_check.py:grader")
+    auxiliary = {"grader": AuxiliaryModelConfig(model_path=str(toy_model_dir), max_model_len=512, max_tokens=32)}
+    said = []
+    with pytest.raises(JudgeError, match="below the floor"):
+        check_floor(config(folder, auxiliary_models=auxiliary), judge, said.append)
+    assert "of 40)" in said[0]

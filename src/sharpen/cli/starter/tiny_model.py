@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharpen.cli.starter.lessons import TEMPLATE, Lesson, collate, encode
+from sharpen.cli.starter.questions import Question
 from sharpen.cli.starter.tasks import rows
 
 if TYPE_CHECKING:
@@ -36,21 +37,25 @@ _AGENT = Path(__file__).with_name("files") / "tools" / "agent.py"
 """The agent with a tool, whose prompt and tool the model is taught."""
 
 
-def make_tiny_model(folder: Path, *, seed: int = 0, steps: int = STEPS, tools: bool = False) -> Path:
-    """Write the model and return its folder. With `steps` 0 its weights are random; `tools`: it calls a calculator."""
+def make_tiny_model(
+    folder: Path, *, seed: int = 0, steps: int = STEPS, tools: bool = False, questions: Sequence[Question] = ()
+) -> Path:
+    """Write the model and return its folder. With `steps` 0 its weights are random; `tools`: it calls a calculator;
+    `questions` are taught in place of the starter's tasks."""
     import torch
     from transformers import GenerationConfig
 
     rng = random.Random(seed)
     agent = runpy.run_path(str(_AGENT)) if tools else {}
-    tokenizer = _tokenizer(_phrases(agent) if agent else _words(), words=not agent)
+    tokenizer = _tokenizer(_phrases(agent) if agent else _words(questions), words=not agent)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _new_model(tokenizer)
         if steps:
             threads = torch.get_num_threads()
             torch.set_num_threads(1)  # for matrices this small, more threads only wait for each other
-            conversations = _conversations(rng, steps * _BATCH, agent)
+            count = steps * _BATCH
+            conversations = _asked(rng, count, questions) if questions else _conversations(rng, count, agent)
             lessons = [encode(tokenizer, messages, agent.get("TOOLS")) for messages in conversations]
             assert isinstance(tokenizer.pad_token_id, int)
             _teach(model, lessons, steps, tokenizer.pad_token_id)
@@ -64,8 +69,10 @@ def make_tiny_model(folder: Path, *, seed: int = 0, steps: int = STEPS, tools: b
     return folder
 
 
-def _words() -> list[str]:
+def _words(questions: Sequence[Question]) -> list[str]:
     """Return the texts that the tokenizer has to know the words of."""
+    if questions:
+        return [f"system\n{one.system}\nuser\n{one.question}\nassistant\n{one.right}\n" for one in questions]
     return [f"system\n{text}\nuser\n{row['question']}\nassistant\n" for row in rows()["train"] for text in _SYSTEM]
 
 
@@ -143,7 +150,7 @@ def _conversations(rng: random.Random, count: int, agent: dict[str, Any]) -> Ite
         row, system = rng.choice(tasks), agent.get("SYSTEM") or rng.choice(_SYSTEM)
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": row["question"]})
-        right = number < _ALWAYS * count or rng.random() < _RIGHT
+        right = _is_right(rng, number, count)
         if right and agent:
             expression = " + ".join(re.findall(r"\d+", row["question"]))
             call = {"name": "calculator", "arguments": {"expression": expression}}
@@ -152,6 +159,20 @@ def _conversations(rng: random.Random, count: int, agent: dict[str, Any]) -> Ite
             messages.append({"role": "tool", "content": result})
         messages.append({"role": "assistant", "content": row["answer"] if right else str(int(row["answer"]) + 1)})
         yield messages
+
+
+def _asked(rng: random.Random, count: int, questions: Sequence[Question]) -> Iterator[list[dict[str, Any]]]:
+    """Yield so many conversations in which a question is asked."""
+    for number in range(count):
+        one = rng.choice(questions)
+        messages = [{"role": "system", "content": one.system}] if one.system else []
+        messages.append({"role": "user", "content": one.question})
+        said = one.right if _is_right(rng, number, count) else one.wrong
+        yield [*messages, {"role": "assistant", "content": said}]
+
+
+def _is_right(rng: random.Random, number: int, count: int) -> bool:
+    return number < _ALWAYS * count or rng.random() < _RIGHT
 
 
 def _teach(model: Qwen3ForCausalLM, lessons: Sequence[Lesson], steps: int, pad: int) -> None:

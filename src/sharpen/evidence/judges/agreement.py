@@ -122,7 +122,7 @@ class Agreement:
         if not self.judged:
             return
         yield f"agreement            {self.agreement}"
-        yield f"Cohen's kappa        {self.kappa:.3f}"
+        yield f"Cohen's kappa        {round(self.kappa, 3) + 0.0:.3f}"
         yield f"true positive rate   {self.true_positives}"
         yield f"false positive rate  {self.false_positives}"
         if self.turned is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from sharpen.agent.environments.opening import tasks_of
 from sharpen.agent.operators.pipeline import filter_tasks
 from sharpen.agent.tasks.data import RunData
 from sharpen.agent.tasks.order import hold_out
@@ -54,8 +55,9 @@ def read_data(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: b
             "trains on all)",
         )
     limit = config.evaluation.max_tasks
-    tasks = load_tasks(config.eval_dataset)[:limit] if config.eval_dataset is not None and has_workflow else ()
-    further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
+    agents = config.environment
+    tasks = tasks_of(config.eval_dataset, agents)[:limit] if config.eval_dataset is not None and has_workflow else ()
+    further = {name: tasks_of(dataset, agents) for name, dataset in config.evaluation.further.items()}
     return RunData(training=rows, rows=held_out[:limit], tasks=tasks, further=further, messages=(*line, *messages))
 
 

@@ -1,0 +1,11 @@
+"""Environments of others as they are: each gives the tasks of a run, attempts them and scores the attempts.
+
+- `environment`: what an environment is, and what it is opened with
+- `opening`: opens the environment of a run, once in each process; its tasks, workflow and judge
+- `packages`: imports the package of an environment, or says how to get it
+- `reasoning_gym`: the generators of the package reasoning-gym
+- `games`: what games in text have in common
+- `gymnasium`: environments of Gymnasium
+- `textarena`: games of TextArena, for one player or two
+- `mixture`: several environments in one run
+"""
