@@ -10,21 +10,24 @@ import json
 import runpy
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
-from recorded_agents import TOOL, run_of
+from recorded_agents import QUESTIONS, TOOL, run_of, said
 from rollout_fixtures import rollouts, serving, tokenizer
 from test_there_and_back import exported, taught
 
-from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.cli.main import DONE, main
+from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.reading import read_groups
 from sharpen.types import Rollout
 
 __all__ = ["rollouts", "serving", "tokenizer"]
-pytestmark = pytest.mark.environments
+pytestmark = [pytest.mark.environments, pytest.mark.filterwarnings("ignore:langsmith.wrappers:DeprecationWarning")]
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
 
@@ -184,8 +187,8 @@ def otlp_json(spans: Any) -> dict[str, Any]:
 
 def words(run: Path) -> list[str]:
     """What each call was asked and what it answered; the instrumentation writes arguments of tools anew."""
-    said = [[*map(dict, call.messages), dict(call.response)] for one in recorded(run) for call in one.calls]
-    return sorted(json.dumps(one, sort_keys=True).replace(":  ", ": ") for one in said)
+    heard = [[*map(dict, call.messages), dict(call.response)] for one in recorded(run) for call in one.calls]
+    return sorted(json.dumps(one, sort_keys=True).replace(":  ", ": ") for one in heard)
 
 
 def test_what_an_instrumented_agent_noted_teaches_what_it_said(spans: Any, rollouts: Any, tmp_path: Path) -> None:
@@ -197,3 +200,135 @@ def test_what_an_instrumented_agent_noted_teaches_what_it_said(spans: Any, rollo
     assert main(["record", "import", str(tmp_path / "noted.json"), "--dir", str(tmp_path / "back")]) == DONE
     assert words(tmp_path / "back") == words(run)
     assert any(list(call.tools) == [TOOL] for one in recorded(tmp_path / "back") for call in one.calls)
+
+
+class Posted:
+    """What LangSmith's client sends of runs, put together as its server does."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, dict[str, Any]] = {}
+
+    def close(self) -> None:
+        """Close nothing."""
+
+    def mount(self, *_: Any) -> None:
+        """Take no adapter."""
+
+    def request(self, method: str, url: str, *, data: Any = None, **_: Any) -> Any:
+        """Note a run, or what is further known of it."""
+        import requests
+
+        if method in ("POST", "PATCH") and "/runs" in url:
+            run = json.loads(data)
+            known = self.runs.setdefault(run.get("id") or url.rpartition("/")[2], {})
+            known |= {name: value for name, value in run.items() if value is not None}
+        answer = requests.Response()
+        answer.status_code, answer._content = 200, b"{}"
+        return answer
+
+
+async def said_with_a_tool(client: Any, name: str, question: str) -> None:
+    messages: list[Any] = [{"role": "user", "content": question}]
+    message = (await client.chat.completions.create(model=name, messages=messages, tools=[TOOL])).choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "4"}
+    history = [*messages, message.model_dump(exclude_none=True), result]
+    await client.chat.completions.create(model=name, messages=history, tools=[TOOL])
+
+
+def test_what_langsmiths_wrapper_noted_teaches_what_was_said(rollouts: Any, tmp_path: Path) -> None:
+    from langsmith import Client, schemas, traceable, tracing_context
+    from langsmith.wrappers import wrap_openai
+
+    posted = Posted()
+    client = Client(api_url="http://127.0.0.1:1", api_key="k", session=posted, auto_batch_tracing=False, info={})
+
+    async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
+        with tracing_context(enabled=True, client=client):
+            wrapped = wrap_openai(openai.AsyncOpenAI(base_url=model.base_url, api_key=model.api_key))
+            await traceable(said_with_a_tool, client=client)(wrapped, model.name, task["question"])
+            await wrapped.close()
+        return WorkflowOutput(response="", reward=1.0)
+
+    run = recorded_here(rollouts, workflow, tmp_path)
+    runs = [schemas.Run(**one) for one in posted.runs.values()]
+    assert [one.run_type for one in runs].count("llm") == 4
+    (tmp_path / "runs.jsonl").write_text("\n".join(one.model_dump_json() for one in runs))
+    assert main(["record", "import", str(tmp_path / "runs.jsonl"), "--dir", str(tmp_path / "back")]) == DONE
+    assert words(tmp_path / "back") == words(run)
+    assert len(recorded(tmp_path / "back")) == 2
+
+
+def recorded_here(rollouts: Any, workflow: Any, tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    with Journal(tmp_path / "run" / "run.db") as journal:
+        rows = [{"question": question} for question in QUESTIONS]
+        for group in rollouts(said).run(workflow, tasks=rows):
+            assert [one.error for one in group.rollouts] == [None]
+            journal.add(group)
+    return tmp_path / "run"
+
+
+def test_langchains_own_messages_as_langsmith_has_them(tmp_path: Path) -> None:
+    from langchain_core.load import dumpd
+    from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+    from langchain_core.outputs import ChatGeneration, LLMResult
+
+    called = AIMessage(content="", tool_calls=[{"name": "add", "args": {"a": 2}, "id": "c1"}])
+    begin = [SystemMessage("Be brief."), HumanMessage("2 + 2?"), called, ToolMessage("4", tool_call_id="c1")]
+    result = LLMResult(generations=[[ChatGeneration(message=AIMessage("It is 4."))]])
+    outputs = json.loads(result.model_dump_json())
+    outputs["generations"][0][0]["message"] = dumpd(result.generations[0][0].message)
+    run = {"id": "r", "trace_id": "t", "name": "ChatOpenAI", "run_type": "llm", "outputs": outputs}
+    run |= {"inputs": {"messages": [[dumpd(one) for one in begin]]}, "start_time": "2025-01-01T00:00:00+00:00"}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    assert main(["record", "import", str(tmp_path / "run.json"), "--dir", str(tmp_path / "back")]) == DONE
+    (rollout,) = recorded(tmp_path / "back")
+    (call,) = rollout.calls
+    assert [one["role"] for one in call.messages] == ["system", "user", "assistant", "tool"]
+    assert call.messages[2]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 2}'}
+    assert call.response == {"role": "assistant", "content": "It is 4."}
+
+
+def test_what_langfuses_sdk_noted_teaches_what_was_said(rollouts: Any, tmp_path: Path) -> None:
+    """Its wrapper of the OpenAI SDK, and rows as the models of its API write them; its server alone is missing."""
+    from langfuse import Langfuse
+    from langfuse.api import ObservationV2
+    from langfuse.openai import AsyncOpenAI
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    langfuse = Langfuse(
+        public_key="pk", secret_key="sk", host="http://127.0.0.1:1", tracer_provider=TracerProvider(),
+        span_exporter=exporter,
+    )  # fmt: skip
+
+    async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
+        async with AsyncOpenAI(base_url=model.base_url, api_key=model.api_key) as client:
+            with langfuse.start_as_current_observation(name="agent"):
+                await said_with_a_tool(client, model.name, task["question"])
+        return WorkflowOutput(response="", reward=1.0)
+
+    run = recorded_here(rollouts, workflow, tmp_path)
+    langfuse.flush()
+    rows: list[Any] = []
+    for span in exporter.get_finished_spans():
+        about: dict[str, Any] = dict(span.attributes or {})
+        start, end = (datetime.fromtimestamp((at or 0) / 1e9, UTC) for at in (span.start_time, span.end_time))
+        rows.append(
+            ObservationV2(
+                id=f"{span.context.span_id:016x}",
+                trace_id=f"{span.context.trace_id:032x}",
+                project_id="p",
+                type=about.get("langfuse.observation.type", "span").upper(),
+                name=span.name,
+                start_time=start,
+                end_time=end,
+                input=about.get("langfuse.observation.input"),
+                output=about.get("langfuse.observation.output"),
+            )
+        )
+    (tmp_path / "rows.jsonl").write_text("\n".join(row.json() for row in rows))
+    assert main(["record", "import", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "back")]) == DONE
+    assert words(tmp_path / "back") == words(run)
+    assert len(recorded(tmp_path / "back")) == 2
