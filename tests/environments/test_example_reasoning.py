@@ -20,11 +20,17 @@ sys.path.insert(0, str(EXAMPLES))
 SHORT = ["--steps=1", "--batch-size=2", "--group-size=2", "--eval-tasks=2", "--max-tokens=8", "--max-model-len=512"]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tiny model is made once: the first line makes it, the others find it."""
+    return tmp_path_factory.mktemp("reasoning")
+
+
 @pytest.mark.parametrize("line", different("examples/reasoning/main.py"), ids=" ".join)
-def test_a_step_of_training(line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_training(line: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from reasoning.main import main
 
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     result = main([*line, *SHORT])
     recorded = json.loads((result.run_dir / "resolved.json").read_text())
     assert recorded["environment.type"]["value"] == "reasoning-gym"
