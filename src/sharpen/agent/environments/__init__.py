@@ -9,5 +9,6 @@
 - `textarena`: games of TextArena, for one player or two
 - `verifiers`: environments of the package verifiers
 - `verifiers_chat`: how an agent of theirs talks in this process
+- `openenv`: servers of OpenEnv
 - `mixture`: several environments in one run
 """

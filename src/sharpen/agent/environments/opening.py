@@ -31,6 +31,7 @@ _HOMES = {
     "gymnasium": ("gymnasium", "Gymnasium", "gymnasium"),
     "textarena": ("textarena", "TextArena", "textarena"),
     "verifiers": ("verifiers", "Verifiers", "verifiers"),
+    "openenv": ("openenv", "OpenEnv", "openenv"),
 }
 """Module, class and package of ours. They are loaded when they are opened."""
 _opened: dict[str, Environment] = {}

@@ -15,6 +15,7 @@ REQUIREMENTS = {
     "gymnasium": "gymnasium>=1.4",
     "textarena": "textarena>=0.7.4",
     "verifiers": "verifiers>=0.4",
+    "openenv": "openenv>=0.10",
 }
 """What each type needs, as pip takes it."""
 

@@ -1,0 +1,285 @@
+"""Servers of OpenEnv: by their address, or started here from an application.
+
+In: `id`, an address, or an application as uvicorn takes it (`server/app.py:app`, `package.module:app`); `args`:
+`process` (a process of its own for an application; else a thread of this one), `reset` (what `reset` takes beside the
+seed), `observation` and `action` (the field of each that is text, or a function of yours, `game.py:function`),
+`max_turns`. Out: a task for each seed; a workflow of one episode, whose reward is the sum of its rewards. The server's
+own schemas say what an action is: where it calls tools, the model gets these, else its text is the action's one field
+of text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sharpen.agent.environments.environment import TEST
+from sharpen.agent.environments.games import as_reward, seeds
+from sharpen.agent.environments.packages import import_package
+from sharpen.config.functions import import_function, import_object
+from sharpen.config.public import EnvironmentConfig, WorkflowOutput
+from sharpen.errors import ConfigError, RolloutError
+
+TYPE = "openenv"
+STEPS, TRUNCATED = "steps", "truncated"
+"""Metrics of an episode."""
+MAX_TURNS = 100
+_KNOWN = ("process", "reset", "observation", "action", "max_turns")
+_OF_ALL = ("done", "reward", "metadata")
+"""The fields that every observation has."""
+_START_S = 60.0
+_WS = {"http": "ws", "https": "wss"}
+
+
+class OpenEnv:
+    """A server; each rollout has a session of its own on it. How many it takes at a time is the server's to say
+    (`rollout.max_concurrent_rollouts`)."""
+
+    judge = None
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        import_package(TYPE, "openenv.core")
+        self._client = import_package(TYPE, "openenv.core.generic_client").GenericEnvClient
+        if config.id is None:
+            raise ConfigError("environment.id is missing: the address of a server of OpenEnv, or an application")
+        if wrong := sorted(config.args.keys() - set(_KNOWN)):
+            raise ConfigError(f"environment.args has {wrong[0]!r}, but openenv has {', '.join(_KNOWN)}")
+        self._config, self._max_turns = config, config.args.get("max_turns", MAX_TURNS)
+        self._server = _serve(config.id, process=bool(config.args.get("process")))
+        try:
+            schema = _schema(self._server.address)
+            self._calls_tools = "tool_name" in schema["action"].get("properties", {})
+            self._act = _as_it_is if self._calls_tools else self._function("action", schema["action"])
+            self._told = _any_text if self._calls_tools else self._function("observation", schema["observation"])
+        except BaseException:
+            self.close()
+            raise
+
+    def tasks(self, split: str) -> Sequence[Mapping[str, Any]]:
+        """Return a row for each seed. What differs between seeds is the environment's to say."""
+        return [
+            {"question": f"{self._config.id}, seed {seed}", "seed": seed} for seed in seeds(self._config, split == TEST)
+        ]
+
+    async def workflow(self, task: dict[str, Any], model: Any) -> WorkflowOutput:
+        """Play an episode in a session of its own."""
+        session = self._client(base_url=self._server.address)
+        try:
+            await self._asked(session.connect())
+            return await self._episode(session, task, model)
+        finally:
+            with contextlib.suppress(Exception):  # of a server that is gone
+                await session.close()
+
+    async def _episode(self, session: Any, task: Mapping[str, Any], model: Any) -> WorkflowOutput:
+        tools = _as_tools(await self._asked(session.step({"type": "list_tools"}))) if self._calls_tools else []
+        result = await self._asked(session.reset(seed=task["seed"], **self._config.args.get("reset", {})))
+        total, steps, turns = _reward(result, "the reset"), 0, 0
+        system = self._config.system_prompt
+        messages: list[Any] = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": _text(self._told(result.observation))})
+        while not result.done and turns < self._max_turns:
+            more = {"tools": tools} if tools else {}
+            reply = await model.client.chat.completions.create(model=model.name, messages=messages, **more)
+            message, turns = reply.choices[0].message, turns + 1
+            messages.append(message.model_dump(exclude_none=True))
+            if self._calls_tools and not message.tool_calls:
+                break
+            for call in message.tool_calls if self._calls_tools else (None,):
+                action = self._act(message.content or "") if call is None else _action_of(call)
+                if isinstance(action, str):  # what is wrong with the call
+                    messages.append(_tool_said(call, action))
+                    continue
+                result, steps = await self._asked(session.step(action)), steps + 1
+                total += _reward(result, f"step {steps}")
+                if call is not None:
+                    found = result.observation.get("error") or result.observation.get("result")
+                    messages.append(
+                        _tool_said(call, found if isinstance(found, str) else json.dumps(found, default=str))
+                    )
+            if not self._calls_tools and not result.done:
+                messages.append({"role": "user", "content": _text(self._told(result.observation))})
+        cut_off = not result.done and turns >= self._max_turns
+        return WorkflowOutput(reward=total, metrics={STEPS: steps, TRUNCATED: float(cut_off)})
+
+    async def _asked(self, answer: Awaitable[Any]) -> Any:
+        """Return what the server answers. Raises `RolloutError` if it fails or is gone."""
+        try:
+            return await answer
+        except Exception as error:
+            raise RolloutError(
+                f"the server {self._config.id} of OpenEnv failed: {type(error).__name__}: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """End a server that was started here."""
+        self._server.close()
+
+    def _function(self, name: str, schema: Mapping[str, Any]) -> Callable[[Any], Any]:
+        """Return what makes text of an observation, or an action of text: a function, or a field."""
+        given = self._config.args.get(name)
+        if given is not None and ":" in given:
+            return import_function(given)
+        fields = schema.get("properties", {})
+        text = [field for field, kind in fields.items() if _is_text(kind) and field not in _OF_ALL]
+        if given is None and len(text) != 1:
+            raise ConfigError(
+                f"the {name}s of {self._config.id} have {len(text)} fields of text ({', '.join(text) or 'none'}): "
+                f"environment.args.{name} must name one of them, or a function of yours as game.py:function"
+            )
+        if given is not None and given not in fields:
+            raise ConfigError(
+                f"environment.args.{name} is {given!r}, but the {name}s of {self._config.id} have {', '.join(fields)}"
+            )
+        field = text[0] if given is None else given
+        return (lambda said: {field: said}) if name == "action" else (lambda observation: observation.get(field))
+
+
+class _Server:
+    """A server and how it is ended."""
+
+    def __init__(self, address: str, end: Callable[[], None]) -> None:
+        self.address, self._end = address, end
+
+    def close(self) -> None:
+        end, self._end = self._end, lambda: None
+        end()
+
+
+def _serve(name: str, *, process: bool) -> _Server:
+    """Return the server with an address, or one that serves an application. Raises `ConfigError`."""
+    scheme, _, rest = name.partition("://")
+    if rest:
+        if scheme not in {*_WS, *_WS.values()}:
+            raise ConfigError(f"environment.id is {name!r}: the address of a server begins with http, https, ws or wss")
+        return _Server(f"{'https' if scheme in ('https', 'wss') else 'http'}://{rest}".rstrip("/"), lambda: None)
+    return _in_process(name) if process else _in_thread(name)
+
+
+def _in_thread(name: str) -> _Server:
+    import uvicorn
+
+    application = import_object(name)
+    server = uvicorn.Server(uvicorn.Config(application, host="127.0.0.1", port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, name="openenv", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        server.should_exit = True
+        thread.join(_START_S)
+
+    until = time.monotonic() + _START_S
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() > until:
+            end()
+            raise ConfigError(f"the application {name} of OpenEnv does not start: see the lines above")
+        time.sleep(0.01)
+    return _Server(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", end)
+
+
+def _in_process(name: str) -> _Server:
+    place, _, attribute = name.partition(":")
+    file = Path(place)
+    module, folder = (file.stem, file.resolve().parent) if file.suffix == ".py" else (place, Path.cwd())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "uvicorn", f"{module}:{attribute}", "--port", str(port), "--log-level", "warning"]
+    started = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL)
+
+    def end() -> None:
+        started.terminate()
+        try:
+            started.wait(5)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+
+    address, until = f"http://127.0.0.1:{port}", time.monotonic() + _START_S
+    while True:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{address}/health", timeout=1.0).is_success:
+                return _Server(address, end)
+        if started.poll() is not None or time.monotonic() > until:
+            end()
+            raise ConfigError(f"the application {name} of OpenEnv does not start: see the lines above")
+        time.sleep(0.05)
+
+
+def _schema(address: str) -> dict[str, Any]:
+    """Ask a server what its actions and observations are. Raises `ConfigError`."""
+    try:
+        found: dict[str, Any] = httpx.get(f"{address}/schema", timeout=30.0).raise_for_status().json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise ConfigError(
+            f"no server of OpenEnv answers at {address}/schema: {error or type(error).__name__}"
+        ) from error
+    if not isinstance(found, dict) or not {"action", "observation"} <= found.keys():
+        raise ConfigError(f"{address}/schema is not that of a server of OpenEnv: it has no action and observation")
+    return found
+
+
+def _as_tools(result: Any) -> list[dict[str, Any]]:
+    """Return the tools of a session, as a chat takes them."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool["name"],
+                "description": tool.get("description") or "",
+                "parameters": tool.get("input_schema") or {"type": "object", "properties": {}},
+            },
+        }
+        for tool in result.observation.get("tools", ())
+    ]
+
+
+def _action_of(call: Any) -> dict[str, Any] | str:
+    """Return the action of a tool's call, or what is wrong with it."""
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except json.JSONDecodeError as error:
+        return f"error: the arguments are no JSON ({error})"
+    if not isinstance(arguments, dict):
+        return f"error: the arguments must be a JSON object, got {type(arguments).__name__}"
+    return {"type": "call_tool", "tool_name": call.function.name, "arguments": arguments}
+
+
+def _tool_said(call: Any, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call.id, "content": content}
+
+
+def _reward(result: Any, when: str) -> float:
+    return 0.0 if result.reward is None else as_reward(result.reward, when)
+
+
+def _text(told: Any) -> str:
+    if not isinstance(told, str) or not told.strip():
+        raise RolloutError(f"the environment gave the player no text, but {told!r}")
+    return told
+
+
+def _any_text(observation: Mapping[str, Any]) -> str:
+    """Return the text with which an environment of tools begins: of its fields, or of its metadata."""
+    fields = {**(observation.get("metadata") or {}), **observation}
+    return "\n".join(value for name, value in fields.items() if isinstance(value, str) and name not in _OF_ALL)
+
+
+def _as_it_is(said: str) -> str:
+    return said
+
+
+def _is_text(kind: Mapping[str, Any]) -> bool:
+    return "string" in [kind.get("type"), *(one.get("type") for one in kind.get("anyOf", ()))]
