@@ -236,8 +236,10 @@ def test_a_process_of_its_own_ends_with_the_run(file: str, tmp_path: Path) -> No
         f"one = opened(EnvironmentConfig(type='openenv', id={f'{file}:app'!r}, args={{'process': True}}))\n"
         "print(one._server.address)\n"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
-    port = told.stdout.strip().rpartition(":")[2]
+    told = tmp_path / "told.txt"  # not a pipe, which a server that is left would hold open
+    with told.open("w") as out:
+        subprocess.run([sys.executable, "-c", program], stdout=out, cwd=tmp_path, check=True)
+    port = told.read_text().strip().rpartition(":")[2]
     running = [path for path in Path("/proc").glob("[0-9]*/cmdline") if port in _read(path)]
     for path in running:
         os.kill(int(path.parent.name), signal.SIGKILL)
