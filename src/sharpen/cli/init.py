@@ -13,14 +13,14 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sharpen.cli.arguments import add_json, print_json, say
 from sharpen.cli.starter.folder import FRAMEWORKS, TINY, Starter, write_environment, write_starter
-from sharpen.cli.starter.questions import EASY, PROMPT, Question, questions_of
-from sharpen.config.doors import names
-from sharpen.config.public import ENVIRONMENTS, EnvironmentConfig
 from sharpen.models.files import check_model_path
+
+if TYPE_CHECKING:
+    from sharpen.cli.starter.questions import Question
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +78,10 @@ def _write(arguments: argparse.Namespace, model: str | None) -> tuple[Starter, S
     """Write the folder. Returns it, and the questions of its environment that a tiny model is to be taught."""
     if arguments.env is None:
         return write_starter(arguments.folder, arguments.framework, model), ()
+    from sharpen.cli.starter.questions import EASY, PROMPT, questions_of
+    from sharpen.config.doors import names
+    from sharpen.config.public import ENVIRONMENTS, EnvironmentConfig
+
     kind, _, id_ = arguments.env.partition(":")
     if kind not in names("environments", dict.fromkeys(ENVIRONMENTS)):
         kind, id_ = arguments.env, ""  # one of the user's own: module:name

@@ -11,11 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sharpen.agent.environments.packages import REQUIREMENTS
 from sharpen.cli.starter.tasks import rows
-from sharpen.config.public import EnvironmentConfig
 from sharpen.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sharpen.config.public import EnvironmentConfig
 
 FRAMEWORKS = ("openai", "tools", "langgraph", "agentscope", "command")
 TINY = "model"

@@ -9,10 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sharpen.config.public import EnvironmentConfig
 from sharpen.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sharpen.config.public import EnvironmentConfig
 
 EASY = {"chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}
 """Settings with which a tiny model can solve what a generator asks, where there are any."""
