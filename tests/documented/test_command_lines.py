@@ -23,6 +23,7 @@ ELSEWHERE = {
     r"export .*--for (hub|gguf)": "tests/cli",
     r"export record|show record": "tests/serve/record/test_record_command.py",
     r"init first$": "tests/documented/test_command_lines.py",  # makes the starter that the others run on
+    r"judge (label|check) ": "tests/evidence/judges/test_judge_check.py",  # marks, a judge, and keys that are typed
     r"plan --run": "tests/run/plan/test_forecast.py",
     r"record ": "tests/serve/record/test_record_command.py",
     r"run --config (config|sft)\.yaml": "tests/learning/supervised/test_supervised_runs.py",
