@@ -49,6 +49,8 @@ def load_frozen(
     already, all of it in this type and on this device, is used, and no weight is read. Raises `ModelError` if the
     weights are missing or cannot be read.
     """
+    if lora.base != "nf4" and served is None:
+        return load_module(source, config, dtype, device)
     empty = skeleton(config)
     try:
         files = tensor_files(Path(source))

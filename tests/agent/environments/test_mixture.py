@@ -98,6 +98,21 @@ def test_all_parts_are_closed() -> None:
     assert [one.closed for one in both._parts.values()] == [1, 1]  # type: ignore[attr-defined]
 
 
+def test_a_part_that_cannot_be_opened_leaves_no_other_open() -> None:
+    """Another part may hold a server. Red without the `except` in `Mixture.__init__`."""
+    made: list[Echo] = []
+
+    def opens_one(config: EnvironmentConfig) -> Echo:
+        if made:
+            raise ConfigError("the second fails")
+        made.append(Echo(config))
+        return made[0]
+
+    with pytest.raises(ConfigError, match="the second fails"):
+        Mixture(mixture(part("a"), part("b")), opens_one)
+    assert made[0].closed == 1
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [

@@ -4,7 +4,7 @@
 - `opening`: opens the environment of a run, once in each process; its tasks, workflow and judge
 - `packages`: imports the package of an environment, or says how to get it
 - `reasoning_gym`: the generators of the package reasoning-gym
-- `games`: what games in text have in common
+- `games`: what they have in common: conversations, seeds, rewards, arguments
 - `gymnasium`: environments of Gymnasium
 - `textarena`: games of TextArena, for one player or two
 - `verifiers`: environments of the package verifiers

@@ -1,10 +1,12 @@
-"""What games in text have in common: a conversation with the player, tasks that are seeds, rewards that are checked.
+"""What environments have in common: a conversation with the player, tasks that are seeds, rewards and calls of tools
+that are checked.
 
-In: observations of a game, in text. Out: the model's replies; rows of tasks.
+In: observations of a game, in text; messages of the model. Out: the model's replies; rows of tasks; arguments.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -29,9 +31,7 @@ class Conversation:
 
     async def reply(self, told: str) -> str:
         """Return the move after what the game tells next. Raises `RolloutError` if that is no text."""
-        if not isinstance(told, str) or not told.strip():
-            raise RolloutError(f"the environment gave the player no text, but {told!r}")
-        self._messages.append({"role": "user", "content": told})
+        self._messages.append({"role": "user", "content": as_text(told)})
         answer = await self._model.client.chat.completions.create(model=self._model.name, messages=self._messages)
         move = answer.choices[0].message.content or ""
         self._messages.append({"role": "assistant", "content": move})
@@ -59,6 +59,13 @@ def seeds(config: EnvironmentConfig, split_is_held_out: bool) -> range:
     )
 
 
+def as_text(told: Any) -> str:
+    """Return what a game tells. Raises `RolloutError` if it is no text, or empty."""
+    if not isinstance(told, str) or not told.strip():
+        raise RolloutError(f"the environment gave the player no text, but {told!r}")
+    return told
+
+
 def as_reward(value: Any, whose: str) -> float:
     """Return a reward as a number. Raises `RolloutError` for what is none."""
     try:
@@ -68,3 +75,14 @@ def as_reward(value: Any, whose: str) -> float:
     if isinstance(value, str) or not math.isfinite(number):
         raise RolloutError(f"the reward of {whose} is {value!r}, not a finite number")
     return number
+
+
+def arguments_of(call: Any) -> dict[str, Any] | str:
+    """Return the arguments of a tool's call; or, if they are no JSON object, what to say to the model instead."""
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except json.JSONDecodeError as error:
+        return f"error: the arguments are no JSON ({error})"
+    if not isinstance(arguments, dict):
+        return f"error: the arguments must be a JSON object, got {type(arguments).__name__}"
+    return arguments

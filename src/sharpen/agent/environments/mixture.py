@@ -29,7 +29,13 @@ class Mixture:
             raise ConfigError("environment.id and environment.system_prompt belong to the parts of a mixture")
         self._config, parts = config, _parts(config)
         self._weights = {name: weight for name, (weight, _) in parts.items()}
-        self._parts: dict[str, Environment] = {name: open_part(part) for name, (_, part) in parts.items()}
+        self._parts: dict[str, Environment] = {}
+        try:
+            for name, (_, part) in parts.items():
+                self._parts[name] = open_part(part)
+        except BaseException:  # a part may hold a server
+            self.close()
+            raise
         judges = {part.judge is not None for part in self._parts.values()}
         self.judge: Judge | None = self._judge if judges == {True} else None
 

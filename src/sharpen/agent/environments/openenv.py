@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 
 from sharpen.agent.environments.environment import TEST
-from sharpen.agent.environments.games import as_reward, seeds
+from sharpen.agent.environments.games import Conversation, arguments_of, as_reward, as_text, seeds
 from sharpen.agent.environments.packages import import_package
 from sharpen.config.functions import import_function, import_object
 from sharpen.config.public import EnvironmentConfig, WorkflowOutput
@@ -60,8 +60,9 @@ class OpenEnv:
         try:
             schema = _schema(self._server.address)
             self._calls_tools = "tool_name" in schema["action"].get("properties", {})
-            self._act = _as_it_is if self._calls_tools else self._function("action", schema["action"])
-            self._told = _any_text if self._calls_tools else self._function("observation", schema["observation"])
+            if not self._calls_tools:
+                self._act = self._function("action", schema["action"])
+                self._told = self._function("observation", schema["observation"])
         except BaseException:
             self.close()
             raise
@@ -77,41 +78,49 @@ class OpenEnv:
         session = self._client(base_url=self._server.address)
         try:
             await self._asked(session.connect())
-            return await self._episode(session, task, model)
+            return await (self._with_tools if self._calls_tools else self._in_text)(session, task, model)
         finally:
             with contextlib.suppress(Exception):  # of a server that is gone
                 await session.close()
 
-    async def _episode(self, session: Any, task: Mapping[str, Any], model: Any) -> WorkflowOutput:
-        tools = _as_tools(await self._asked(session.step({"type": "list_tools"}))) if self._calls_tools else []
-        result = await self._asked(session.reset(seed=task["seed"], **self._config.args.get("reset", {})))
-        total, steps, turns = _reward(result, "the reset"), 0, 0
-        system = self._config.system_prompt
+    async def _in_text(self, session: Any, task: Mapping[str, Any], model: Any) -> WorkflowOutput:
+        player, steps = Conversation(model, self._config.system_prompt or ""), 0
+        result = await self._asked(self._reset(session, task))
+        total = _reward(result, "the reset")
+        while not result.done and steps < self._max_turns:
+            move = await player.reply(self._told(result.observation))
+            result, steps = await self._asked(session.step(self._act(move))), steps + 1
+            total += _reward(result, f"step {steps}")
+        return WorkflowOutput(reward=total, metrics={STEPS: steps, TRUNCATED: float(not result.done)})
+
+    async def _with_tools(self, session: Any, task: Mapping[str, Any], model: Any) -> WorkflowOutput:
+        tools = _as_tools(await self._asked(session.step({"type": "list_tools"})))
+        result = await self._asked(self._reset(session, task))
+        system, told = self._config.system_prompt, as_text(_all_text(result.observation))
         messages: list[Any] = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": _text(self._told(result.observation))})
-        while not result.done and turns < self._max_turns:
+        messages.append({"role": "user", "content": told})
+        total, steps, turns, calls = _reward(result, "the reset"), 0, 0, True
+        while calls and not result.done and turns < self._max_turns:
             more = {"tools": tools} if tools else {}
             reply = await model.client.chat.completions.create(model=model.name, messages=messages, **more)
             message, turns = reply.choices[0].message, turns + 1
             messages.append(message.model_dump(exclude_none=True))
-            if self._calls_tools and not message.tool_calls:
-                break
-            for call in message.tool_calls if self._calls_tools else (None,):
-                action = self._act(message.content or "") if call is None else _action_of(call)
-                if isinstance(action, str):  # what is wrong with the call
-                    messages.append(_tool_said(call, action))
-                    continue
-                result, steps = await self._asked(session.step(action)), steps + 1
-                total += _reward(result, f"step {steps}")
-                if call is not None:
-                    found = result.observation.get("error") or result.observation.get("result")
-                    messages.append(
-                        _tool_said(call, found if isinstance(found, str) else json.dumps(found, default=str))
-                    )
-            if not self._calls_tools and not result.done:
-                messages.append({"role": "user", "content": _text(self._told(result.observation))})
-        cut_off = not result.done and turns >= self._max_turns
+            for call in message.tool_calls or ():
+                said: Any = arguments_of(call)
+                if isinstance(said, dict):
+                    action = {"type": "call_tool", "tool_name": call.function.name, "arguments": said}
+                    result, steps = await self._asked(session.step(action)), steps + 1
+                    total += _reward(result, f"step {steps}")
+                    said = result.observation.get("error") or result.observation.get("result")
+                content = said if isinstance(said, str) else json.dumps(said, default=str)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+            calls = bool(message.tool_calls)
+        cut_off = calls and not result.done
         return WorkflowOutput(reward=total, metrics={STEPS: steps, TRUNCATED: float(cut_off)})
+
+    def _reset(self, session: Any, task: Mapping[str, Any]) -> Awaitable[Any]:
+        begun: Awaitable[Any] = session.reset(seed=task["seed"], **self._config.args.get("reset", {}))
+        return begun
 
     async def _asked(self, answer: Awaitable[Any]) -> Any:
         """Return what the server answers. Raises `RolloutError` if it fails or is gone."""
@@ -246,39 +255,14 @@ def _as_tools(result: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _action_of(call: Any) -> dict[str, Any] | str:
-    """Return the action of a tool's call, or what is wrong with it."""
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except json.JSONDecodeError as error:
-        return f"error: the arguments are no JSON ({error})"
-    if not isinstance(arguments, dict):
-        return f"error: the arguments must be a JSON object, got {type(arguments).__name__}"
-    return {"type": "call_tool", "tool_name": call.function.name, "arguments": arguments}
-
-
-def _tool_said(call: Any, content: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": call.id, "content": content}
-
-
 def _reward(result: Any, when: str) -> float:
     return 0.0 if result.reward is None else as_reward(result.reward, when)
 
 
-def _text(told: Any) -> str:
-    if not isinstance(told, str) or not told.strip():
-        raise RolloutError(f"the environment gave the player no text, but {told!r}")
-    return told
-
-
-def _any_text(observation: Mapping[str, Any]) -> str:
+def _all_text(observation: Mapping[str, Any]) -> str:
     """Return the text with which an environment of tools begins: of its fields, or of its metadata."""
     fields = {**(observation.get("metadata") or {}), **observation}
     return "\n".join(value for name, value in fields.items() if isinstance(value, str) and name not in _OF_ALL)
-
-
-def _as_it_is(said: str) -> str:
-    return said
 
 
 def _is_text(kind: Mapping[str, Any]) -> bool:

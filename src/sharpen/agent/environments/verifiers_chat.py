@@ -7,7 +7,6 @@ which passes them on to the gateway. Imported where verifiers is installed alone
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from typing import Any
 
@@ -17,6 +16,8 @@ import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.core import gate_tool_call
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
+
+from sharpen.agent.environments.games import arguments_of
 
 ID = "sharpen_chat"
 """Its name among harnesses, which verifiers imports as a module."""
@@ -86,13 +87,9 @@ class ChatHarness(vf.Harness[ChatConfig]):  # type: ignore[misc]
 
 async def _result(call: Any, dispatch: Any, connections: Any) -> Any:
     """Return what a tool says, also to arguments that are none."""
-    name = call.function.name
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except json.JSONDecodeError as error:
-        return f"error: the arguments are no JSON ({error})"
-    if not isinstance(arguments, dict):
-        return f"error: the arguments must be a JSON object, got {type(arguments).__name__}"
+    name, arguments = call.function.name, arguments_of(call)
+    if isinstance(arguments, str):
+        return arguments
     if name not in dispatch:
         return f"error: there is no tool {name!r}"
     return await call_mcp(connections, dispatch, name, arguments)
