@@ -4,6 +4,7 @@ A room is a folder at the top of the package. Imports inside functions and under
 """
 
 import ast
+import re
 import runpy
 import subprocess
 import sys
@@ -71,8 +72,12 @@ def test_the_page_is_drawn_from_the_code():
     page = (DOCS / "understand" / "architecture.md").read_text(encoding="utf-8")
     assert HOUSE["is_current"](page), "run: python docs/make_architecture.py"
     lines = HOUSE["sizes"]()["agent"].lines
-    assert HOUSE["is_current"](page.replace(f"| {lines:,} |", f"| {round(lines * 1.04):,} |"))
-    assert not HOUSE["is_current"](page.replace(f"| {lines:,} |", f"| {round(lines * 1.06):,} |"))
+
+    def saying(count: float) -> str:
+        return re.sub(r"(\| `agent/` \|.*\| )[\d,]+( \|\n)", rf"\g<1>{round(count):,}\2", page)
+
+    assert HOUSE["is_current"](saying(lines * 1.04))
+    assert not HOUSE["is_current"](saying(lines * 1.06))
     assert not HOUSE["is_current"](page.replace("| 9 | `cli/`", "| 8 | `cli/`"))
     assert not HOUSE["is_current"](page.replace("all of them", "some").replace("It must not know", "It may know"))
 
