@@ -22,6 +22,7 @@ def found(data):
         (noisy(0.3, 0.7, 0.03, seed=6), False),
         (noisy(0.3, 0.5, 0.03, seed=6), False),
         (noisy(0.3, 0.36, 0.002, seed=6), False),  # little, and beyond noise
+        (noisy(0.3, 0.6, 0.9, seed=6), False),  # much, and within noise
     ],
 )
 def test_a_second_judge_that_does_not_follow(second, reported):
