@@ -10,7 +10,8 @@ import pytest
 
 from sharpen.cli.main import BAD_INPUT, DONE, main
 from sharpen.learning.experience.reading import read_groups
-from sharpen.serve.record.rows import LeftOut, sft_rows
+from sharpen.serve.interchange import atif
+from sharpen.serve.record.rows import LeftOut, Talk, sft_rows
 
 
 def exported(run: Path, purpose: str, to: Path) -> Path:
@@ -118,3 +119,12 @@ def test_nothing_is_overwritten_and_what_cannot_be_written_is_said(run, tmp_path
     assert main(["export", str(recording), "--for", "openenv", "--to", str(tmp_path / "none.jsonl")]) == BAD_INPUT
     assert "left out: 1 calls without token ids" in capsys.readouterr().err
     assert not (tmp_path / "none.jsonl").exists()
+
+
+@pytest.mark.parametrize(("role", "extra"), [("developer", {"role": "developer"}), ("user", None), ("system", None)])
+def test_a_role_that_atif_does_not_know_comes_back(role: str, extra: dict[str, Any] | None) -> None:
+    """Red when it is not kept: a developer's message is a user's then; or when roles that are known are kept too."""
+    message = {"role": role, "content": "Be brief."}
+    step = atif._step(message, Talk(messages=[message], tools=()), 0)
+    assert step.get("extra") == extra
+    assert atif._message(step, Path()) == message
