@@ -82,6 +82,7 @@ def run_judge(arguments: argparse.Namespace, keys: IO[str] | None = None) -> int
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from sharpen.agent.judges.several import GOOD_FROM
     from sharpen.evidence.judges.agreement import agreement_of, below
     from sharpen.evidence.judges.marks import read_marks
 
@@ -90,7 +91,7 @@ def _check(arguments: argparse.Namespace) -> int:
         config, judge = _judge_of(arguments)
         floor = None if config is None else config.judge_floor
         given = arguments.good_from if arguments.good_from is not None else None if floor is None else floor.good_from
-        good_from = 0.5 if given is None else given
+        good_from = GOOD_FROM if given is None else given
         judged = _ask(config, judge, marks, arguments.times)
         found = agreement_of(judged, good_from=good_from)
         corrected = _corrected(arguments, found, good_from)

@@ -334,3 +334,15 @@ def test_a_model_that_is_served_here_keeps_to_the_schema(folder, toy_model_dir):
     with pytest.raises(JudgeError, match="below the floor"):
         check_floor(config(folder, auxiliary_models=auxiliary), judge, said.append)
     assert "of 40)" in said[0]
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_mark_after_a_line_by_hand_is_a_line_of_its_own(end, tmp_path):
+    """Red when it is only appended: an editor that ends no line would make one of two marks, and neither could be
+    read."""
+    file = tmp_path / "marks.jsonl"
+    file.write_text('{"task": {"question": "q"}, "answer": "a", "mark": true}' + end)
+    add_mark(file, Mark(answer=Answer(task={"question": "q"}, text="b"), good=False))
+    add_mark(file, Mark(answer=Answer(task={"question": "q"}, text="c"), good=True))
+    assert [(mark.answer.text, mark.good) for mark in read_marks(file)] == [("a", True), ("b", False), ("c", True)]
+    assert file.read_text().count("\n") == 3

@@ -58,7 +58,8 @@ def read_marks(path: Path) -> list[Mark]:
 
 
 def add_mark(path: Path, mark: Mark) -> None:
-    """Add a mark to a file. It is on disk when this returns. Raises `OSError`."""
+    """Add a mark to a file, whose last line may have been written by hand and have no end. It is on disk when this
+    returns. Raises `OSError`."""
     line = json.dumps(
         {
             "task": dict(mark.answer.task),
@@ -69,8 +70,10 @@ def add_mark(path: Path, mark: Mark) -> None:
         ensure_ascii=False,
         default=str,
     )
-    with path.open("ab") as file:
-        file.write(f"{line}\n".encode(errors="replace"))
+    with path.open("ab+") as file:
+        file.seek(max(0, file.tell() - 1))
+        end = b"" if file.read(1) in (b"", b"\n") else b"\n"
+        file.write(end + f"{line}\n".encode(errors="replace"))
         file.flush()
         os.fsync(file.fileno())
 
