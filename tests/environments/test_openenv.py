@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -229,25 +231,32 @@ def test_wrong_settings_are_refused(address: str, id_: str | None, args: dict[st
         OpenEnv(given)
 
 
-def test_a_process_of_its_own_ends_with_the_run(file: str, tmp_path: Path) -> None:
-    """Red when the server is left running."""
+@pytest.mark.parametrize("last", ["", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"], ids=["end", "kill"])
+def test_a_process_of_its_own_ends_with_the_run(last: str, file: str, tmp_path: Path) -> None:
+    """Also with one that is killed. Red when the server is left running, or does not look at its input."""
     program = (
         "import sys\nfrom sharpen.agent.environments.opening import opened\nfrom sharpen import EnvironmentConfig\n"
         f"one = opened(EnvironmentConfig(type='openenv', id={f'{file}:app'!r}, args={{'process': True}}))\n"
-        "print(one._server.address)\n"
+        "print(one._server.address, flush=True)\n"
     )
     told = tmp_path / "told.txt"  # not a pipe, which a server that is left would hold open
     with told.open("w") as out:
-        subprocess.run([sys.executable, "-c", program], stdout=out, cwd=tmp_path, check=True)
+        subprocess.run([sys.executable, "-c", program + last], stdout=out, cwd=tmp_path, check=not last)
     port = told.read_text().strip().rpartition(":")[2]
-    running = [path for path in Path("/proc").glob("[0-9]*/cmdline") if port in _read(path)]
+    assert int(port)
+    until = time.monotonic() + 10
+    while (running := _with(port)) and time.monotonic() < until:
+        time.sleep(0.05)
     for path in running:
         os.kill(int(path.parent.name), signal.SIGKILL)
     assert not running
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+def _with(word: str) -> list[Path]:
+    """The processes that have a word on their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if word in path.read_text().split("\0"):
+                found.append(path)
+    return found

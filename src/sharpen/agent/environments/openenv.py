@@ -40,6 +40,13 @@ _OF_ALL = ("done", "reward", "metadata")
 """The fields that every observation has."""
 _START_S = 60.0
 _WS = {"http": "ws", "https": "wss"}
+_SERVE = """
+import os, sys, threading, uvicorn
+def end_with_the_run(): sys.stdin.read(); os._exit(0)
+threading.Thread(target=end_with_the_run, daemon=True).start()
+uvicorn.run(sys.argv[1], port=int(sys.argv[2]), log_level="warning")
+"""
+"""A server whose input ends when the process that started it does, also if that is killed."""
 
 
 class OpenEnv:
@@ -205,16 +212,16 @@ def _in_process(name: str) -> _Server:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "uvicorn", f"{module}:{attribute}", "--port", str(port), "--log-level", "warning"]
-    started = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL)
+    command = [sys.executable, "-c", _SERVE, f"{module}:{attribute}", str(port)]
+    started = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.PIPE)
 
     def end() -> None:
-        started.terminate()
-        try:
-            started.wait(5)
-        except subprocess.TimeoutExpired:
-            started.kill()
-            started.wait()
+        with started:  # closes its input, and waits
+            started.terminate()
+            try:
+                started.wait(5)
+            except subprocess.TimeoutExpired:
+                started.kill()
 
     address, until = f"http://127.0.0.1:{port}", time.monotonic() + _START_S
     while True:
