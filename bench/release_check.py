@@ -36,6 +36,8 @@ SHOWN = 16
 CLAUDE = '"$(realpath .venv-clients/node/node_modules/.bin/claude)"'
 WITH_RAY = "BIN=.venv-ray/bin KILLED=\"--kind 'with Ray'\""
 
+RESULTS = ".venv-environments/bin/python bench/results/repeat.py --page build/release-check/results.md"
+
 
 @dataclass(frozen=True)
 class Part:
@@ -97,6 +99,7 @@ PARTS = [
     *(suite(f"bench-{name}") for name in BENCHES),
     suite("quickstart"),
     *(example(name) for name in EXAMPLES),
+    Part("results", f"for task in chain_sum gcd frozen_lake; do {RESULTS} $task || exit; done"),
     example("reasoning", ".venv-environments/bin/python {}/main.py"),
     example("one_file", ".venv/bin/python {}/loop.py"),
     example("single_file", ".venv/bin/python {}/train.py"),

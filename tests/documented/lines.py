@@ -59,6 +59,7 @@ the example's own model and data, and its stand-in."""
 ELSEWHERE = {
     "bench/agentscope_overhead.py": "tests/agentscope/test_agentscope_overhead.py",
     "bench/release_check.py": "tests/benches/test_release_check.py",
+    "bench/results/repeat.py": "tests/environments/test_results.py",
     "bench/trl/evaluate.py": "bench/trl/compare.py",
     "bench/trl/micro_step.py": "bench/real.py",
     "bench/trl/ours.py": "bench/trl/compare.py",

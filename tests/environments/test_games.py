@@ -123,6 +123,25 @@ def test_a_lake_by_two_functions(functions: str) -> None:
     assert len(requests) == 100
 
 
+@pytest.mark.parametrize("name", ["Taxi-v4", "CliffWalking-v1", "Blackjack-v1"])
+def test_further_environments_of_its_package(name: str, tmp_path: Path) -> None:
+    """Unchanged, between the same two functions: an observation as Python writes it, an action by its number."""
+    import gymnasium
+
+    (tmp_path / "as_written.py").write_text("describe, move = str, int\n")
+    functions = {"observation": f"{tmp_path}/as_written.py:describe", "action": f"{tmp_path}/as_written.py:move"}
+    config = gym(name, max_episode_steps=4, **functions)
+    check_environment(Gymnasium, config, ["0", "stop", "0"])
+    played = gymnasium.make(name, max_episode_steps=4)
+    begun, _ = played.reset(seed=2)
+    then, reward, ended, cut_off, _ = played.step(0)
+    found, requests = play(Gymnasium(config), ["0", "stop", "0"])
+    told = [request["messages"][-1]["content"] for request in requests]
+    assert told[:2] == ([str(begun)] if ended else [str(begun), str(then)])
+    assert found.reward == reward if ended else not cut_off
+    played.close()
+
+
 def test_text_needs_no_functions_and_rewards_are_added(functions: str) -> None:
     sys.path.insert(0, str(Path(functions).parent))
     config = gym("lake_text:ToyEcho-v0")

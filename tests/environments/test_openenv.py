@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from sharpen.agent.environments.openenv import OpenEnv, _in_process
+from sharpen.agent.rollout.attempt import is_connection_error
+from sharpen.agent.rollout.places import causes
 from sharpen.config.public import EnvironmentConfig, WorkflowOutput
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.testing import check_environment
@@ -134,18 +136,22 @@ def guess(environment: OpenEnv, replies: Sequence[str]) -> tuple[WorkflowOutput,
         return play(environment, model), requests
 
 
+def metrics(*, steps: int, wrong: int = 0, truncated: float = 0.0) -> dict[str, float]:
+    return {"steps": steps, "replies_that_are_no_action": wrong, "truncated": truncated}
+
+
 def test_an_episode_by_address_with_the_one_field_of_text(address: str) -> None:
     """Seed 2: after 0 and 1 the answer."""
     environment = OpenEnv(config(address))
     found, requests = guess(environment, ["0", "1", "2"])
-    assert found == WorkflowOutput(reward=1.5, metrics={"steps": 3, "truncated": 0.0})
+    assert found == WorkflowOutput(reward=1.5, metrics=metrics(steps=3))
     assert [message["content"] for message in requests[-1]["messages"]] == [
         "guess a number, 3 tries", "0", "higher", "1", "higher",
     ]  # fmt: skip
     lost, _ = guess(OpenEnv(config(address, reset={"most": 2}, observation="hint", action="guess")), ["9"])
     assert lost.reward == 0.5
     cut, _ = guess(OpenEnv(config(address.replace("http", "ws"), max_turns=1)), ["9"])
-    assert cut.metrics == {"steps": 1, "truncated": 1.0}
+    assert cut.metrics == metrics(steps=1, truncated=1.0)
     check_environment(OpenEnv, config(address), ["2"])
 
 
@@ -158,17 +164,24 @@ def test_a_server_in_this_process_ends_with_the_environment(file: str) -> None:
 
 
 def test_a_server_that_dies_in_mid_rollout_is_said(file: str) -> None:
+    """And it is nobody's fault, so that an evaluation leaves the task out. Red while the client's error counts as the
+    workflow's: then it would be a 0 of the model."""
     environment = OpenEnv(config(f"{file}:app", process=True))
-    with pytest.raises(RolloutError, match=r"toy_server.py:app of OpenEnv failed: \w+"):
+    with pytest.raises(RolloutError, match=r"toy_server.py:app of OpenEnv failed: \w+") as caught:
         guess(environment, ["0", "die"])
+    assert any(map(is_connection_error, causes(caught.value)))
     environment.close()
 
 
 def test_a_function_and_a_mute_observation(address: str, tmp_path: Path) -> None:
     functions = tmp_path / "words.py"
-    functions.write_text("def number(text):\n    return {'guess': {'two': '2'}.get(text, text)}\n")
+    functions.write_text("def number(text):\n    return {'guess': {'two': '2', 'none': None}.get(text, text)}\n")
     environment = OpenEnv(config(address, action=f"{functions}:number"))
     assert guess(environment, ["two"])[0].reward == 1.0
+    found, requests = guess(environment, ["none", "two"])
+    assert (found.reward, found.metrics) == (1.0, metrics(steps=1, wrong=1)), "a reply that the server cannot read"
+    told = requests[1]["messages"][-1]["content"]
+    assert told == "That is no action: the server does not understand it"
     with pytest.raises(RolloutError, match="gave the player no text, but ''"):
         guess(environment, ["mute"])
 
@@ -212,6 +225,23 @@ def test_tools_of_a_server_are_the_models(file: str) -> None:
     silent = play(environment, Caller("I know it: 3"))
     assert silent == WorkflowOutput(reward=0.0, metrics={"steps": 0, "truncated": 0.0})
     environment.close()
+
+
+def test_what_its_own_command_writes_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`openenv init`: the one environment in its package, unchanged. It says again what it is told and never ends; the
+    reward is a tenth for each letter, at most 1. It takes one session at a time."""
+    subprocess.run(["openenv", "init", "echo_env"], cwd=tmp_path, check=True, capture_output=True, env=tool_path())
+    monkeypatch.chdir(tmp_path)
+    environment = OpenEnv(config("echo_env.server.app:app", max_turns=2))
+    found, requests = guess(environment, ["hello", "sharpened pencils"])
+    assert found == WorkflowOutput(reward=1.5, metrics=metrics(steps=2, truncated=1.0))
+    assert [one["content"] for one in requests[1]["messages"]] == ["Echo Env environment ready!", "hello", "hello"]
+    environment.close()
+
+
+def tool_path() -> dict[str, str]:
+    """Where the commands of the packages that are tested lie; without `uv`, which would ask a registry."""
+    return {**os.environ, "PATH": str(Path(sys.executable).parent)}
 
 
 @pytest.mark.parametrize(

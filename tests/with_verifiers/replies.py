@@ -17,4 +17,5 @@ def play(environment: Any, task: dict[str, Any], said: Sequence[Any]) -> tuple[A
             return await environment.workflow(task=task, model=model)
 
     with served_replies(said) as (model, requests):
+        model.named = lambda name: model
         return asyncio.run(attempt(model)), requests

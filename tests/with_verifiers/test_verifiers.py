@@ -73,6 +73,19 @@ def test_best_of_n_is_an_environment_of_its_package() -> None:
     assert output.metrics["pass_at_n"] == 1.0
 
 
+def test_a_user_who_is_a_model_is_an_environment_of_its_package() -> None:
+    """`user-sim`: the user knows the task and the agent does not; what the user says does not train."""
+    environment = Verifiers(config(REVERSE, {"id": "user-sim"}))
+    row = environment.tasks("train")[0]
+    said = ["Reverse it, please.", row["task"]["answer"], "###DONE###"]
+    output, requests = play(environment, dict(row), said)
+    user, agent, _ = (request["messages"] for request in requests)
+    assert row["task"]["prompt"] in user[0]["content"]
+    assert [one["content"] for one in agent] == ["Say nothing else.", "Reverse it, please."]
+    assert (output.reward, output.train) == (1.5, ["assistant"])
+    assert output.metrics["assistant/user_turns"] == 2.0
+
+
 def test_held_out_tasks_are_apart() -> None:
     environment = Verifiers(config(REVERSE, held_out_tasks=4))
     prompts = [{row["task"]["prompt"] for row in environment.tasks(split)} for split in ("train", "test")]

@@ -32,8 +32,10 @@ from sharpen.config.public import EnvironmentConfig, WorkflowOutput
 from sharpen.errors import ConfigError, RolloutError
 
 TYPE = "openenv"
-STEPS, TRUNCATED = "steps", "truncated"
+STEPS, NO_ACTIONS, TRUNCATED = "steps", "replies_that_are_no_action", "truncated"
 """Metrics of an episode."""
+_NO_ACTION = "(code: VALIDATION_ERROR)"
+"""How the error of a server ends that cannot read an action."""
 MAX_TURNS = 100
 _KNOWN = ("process", "reset", "observation", "action", "max_turns")
 _OF_ALL = ("done", "reward", "metadata")
@@ -81,7 +83,8 @@ class OpenEnv:
         ]
 
     async def workflow(self, task: dict[str, Any], model: Any) -> WorkflowOutput:
-        """Play an episode in a session of its own."""
+        """Play an episode in a session of its own. A reply that is no action is answered with the reason, and takes one
+        of the turns."""
         session = self._client(base_url=self._server.address)
         try:
             await self._asked(session.connect())
@@ -91,14 +94,24 @@ class OpenEnv:
                 await session.close()
 
     async def _in_text(self, session: Any, task: Mapping[str, Any], model: Any) -> WorkflowOutput:
-        player, steps = Conversation(model, self._config.system_prompt or ""), 0
+        player, steps, wrong = Conversation(model, self._config.system_prompt or ""), 0, 0
         result = await self._asked(self._reset(session, task))
-        total = _reward(result, "the reset")
-        while not result.done and steps < self._max_turns:
-            move = await player.reply(self._told(result.observation))
-            result, steps = await self._asked(session.step(self._act(move))), steps + 1
+        total, told = _reward(result, "the reset"), ""
+        while not result.done and steps + wrong < self._max_turns:
+            move = await player.reply(told or self._told(result.observation))
+            try:
+                result = await self._asked(session.step(self._act(move)))
+            except (ValueError, RolloutError) as error:
+                if isinstance(error, RolloutError) and not str(error).endswith(_NO_ACTION):
+                    raise
+                why = error if isinstance(error, ValueError) else "the server does not understand it"
+                wrong, told = wrong + 1, f"That is no action: {why}"  # in place of the observation
+                continue
+            steps, told = steps + 1, ""
             total += _reward(result, f"step {steps}")
-        return WorkflowOutput(reward=total, metrics={STEPS: steps, TRUNCATED: float(not result.done)})
+        return WorkflowOutput(
+            reward=total, metrics={STEPS: steps, NO_ACTIONS: wrong, TRUNCATED: float(not result.done)}
+        )
 
     async def _with_tools(self, session: Any, task: Mapping[str, Any], model: Any) -> WorkflowOutput:
         tools = _as_tools(await self._asked(session.step({"type": "list_tools"})))

@@ -46,6 +46,7 @@ CONNECTION_ERRORS = {
     "httpx": {"TransportError"},
     "httpx2": {"TransportError"},
     "aiohttp": {"ClientConnectionError"},
+    "websockets": {"ConnectionClosed"},
 }
 """Errors that mean an unreachable or overloaded server, by package. None of the packages is imported for this."""
 

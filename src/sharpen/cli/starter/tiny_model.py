@@ -13,7 +13,7 @@ import json
 import random
 import re
 import runpy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from sharpen.cli.starter.tasks import rows
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+Messages = list[dict[str, Any]]
 CONTEXT = 512
 STEPS = 300
 _VOCABULARY, _VOCABULARY_OF_PHRASES, _NUM_RENDERED = 384, 512, 300
@@ -38,16 +39,22 @@ _AGENT = Path(__file__).with_name("files") / "tools" / "agent.py"
 
 
 def make_tiny_model(
-    folder: Path, *, seed: int = 0, steps: int = STEPS, tools: bool = False, questions: Sequence[Question] = ()
+    folder: Path,
+    *,
+    seed: int = 0,
+    steps: int = STEPS,
+    tools: bool = False,
+    questions: Sequence[Question] = (),
+    talks: Sequence[Messages] = (),
 ) -> Path:
     """Write the model and return its folder. With `steps` 0 its weights are random; `tools`: it calls a calculator;
-    `questions` are taught in place of the starter's tasks."""
+    `questions` are taught in place of the starter's tasks, and so are `talks`, whole conversations as they are."""
     import torch
     from transformers import GenerationConfig
 
     rng = random.Random(seed)
     agent = runpy.run_path(str(_AGENT)) if tools else {}
-    tokenizer = _tokenizer(_phrases(agent) if agent else _words(questions), words=not agent)
+    tokenizer = _tokenizer(_phrases(agent) if agent else _words(questions, talks), words=not agent)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _new_model(tokenizer)
@@ -55,7 +62,9 @@ def make_tiny_model(
             threads = torch.get_num_threads()
             torch.set_num_threads(1)  # for matrices this small, more threads only wait for each other
             count = steps * _BATCH
-            conversations = _asked(rng, count, questions) if questions else _conversations(rng, count, agent)
+            conversations: Iterable[Messages] = _conversations(rng, count, agent)
+            if questions or talks:
+                conversations = rng.choices(talks, k=count) if talks else _asked(rng, count, questions)
             lessons = [encode(tokenizer, messages, agent.get("TOOLS")) for messages in conversations]
             assert isinstance(tokenizer.pad_token_id, int)
             _teach(model, lessons, steps, tokenizer.pad_token_id)
@@ -69,8 +78,10 @@ def make_tiny_model(
     return folder
 
 
-def _words(questions: Sequence[Question]) -> list[str]:
+def _words(questions: Sequence[Question], talks: Sequence[Messages]) -> list[str]:
     """Return the texts that the tokenizer has to know the words of."""
+    if talks:
+        return ["".join(f"{one['role']}\n{one['content']}\n" for one in talk) for talk in talks]
     if questions:
         return [f"system\n{one.system}\nuser\n{one.question}\nassistant\n{one.right}\n" for one in questions]
     return [f"system\n{text}\nuser\n{row['question']}\nassistant\n" for row in rows()["train"] for text in _SYSTEM]
@@ -143,12 +154,12 @@ def _new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     )
 
 
-def _conversations(rng: random.Random, count: int, agent: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+def _conversations(rng: random.Random, count: int, agent: dict[str, Any]) -> Iterator[Messages]:
     """Yield the messages of so many conversations."""
     tasks = [row for split in rows().values() for row in split]
     for number in range(count):
         row, system = rng.choice(tasks), agent.get("SYSTEM") or rng.choice(_SYSTEM)
-        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        messages: Messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": row["question"]})
         right = _is_right(rng, number, count)
         if right and agent:
@@ -161,7 +172,7 @@ def _conversations(rng: random.Random, count: int, agent: dict[str, Any]) -> Ite
         yield messages
 
 
-def _asked(rng: random.Random, count: int, questions: Sequence[Question]) -> Iterator[list[dict[str, Any]]]:
+def _asked(rng: random.Random, count: int, questions: Sequence[Question]) -> Iterator[Messages]:
     """Yield so many conversations in which a question is asked."""
     for number in range(count):
         one = rng.choice(questions)
