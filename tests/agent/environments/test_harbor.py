@@ -135,13 +135,16 @@ def test_an_agent_whose_time_is_over_is_scored_by_what_it_left(tmp_path: Path) -
 
 
 def test_a_command_as_the_agent(tmp_path: Path) -> None:
-    """It finds its model by the variables of `model.run`, and its own files in /agent."""
+    """It reaches its model by the variables of `model.run`, and finds its own files in /agent."""
     agent = tmp_path / "agent"
     agent.mkdir()
-    (agent / "agent.sh").write_text('test "$OPENAI_MODEL" = scripted && echo "${1##* }" > words && echo 1 > out\n')
+    body = r"{\"model\": \"$OPENAI_MODEL\", \"messages\": [{\"role\": \"user\", \"content\": \"$1\"}]}"
+    (agent / "agent.sh").write_text(f'curl -sf "$OPENAI_BASE_URL/chat/completions" -d "{body}" && echo 1 > out\n')
     environment = harbor(tmp_path, agent=["sh", "/agent/agent.sh", "{instruction}"], agent_folder=str(agent))
-    output, judged, _ = attempt(environment, [""])
+    output, judged, requests = attempt(environment, ["Done."])
     assert (judged.reward, output.metrics) == (1.0, {"agent_timed_out": 0.0, "exit_code": 0.0})
+    assert requests[0]["model"] == "scripted"
+    assert requests[0]["messages"][0]["content"] == "Write 1 into the file out."
     before = environment_identity(environment._given)
     (agent / "agent.sh").write_text("exit 1\n")
     assert environment_identity(environment._given) != before
@@ -218,7 +221,10 @@ def test_a_wrong_task_is_one_sentence(tmp_path: Path, files: dict[str, str], tom
     [
         ({"sanbox": "root"}, r"environment.args of harbor: 'sanbox' is not a setting.*sandbox"),
         ({"sandbox": "lxc"}, r"sandbox is 'lxc': it must be docker, podman"),
-        ({"sandbox": "/nowhere/podman"}, r"which is not in PATH: install it, or environment.args.sandbox: root runs"),
+        (
+            {"sandbox": "/nowhere/podman"},
+            r"^/nowhere/podman is not in PATH: start it, or environment.args.sandbox: root takes",
+        ),
         ({"agent": ["claude", "-p"]}, r"one of its words must hold \{instruction\}"),
         ({"agent": ["a", "{instruction}"], "agent_folder": "/nowhere"}, r"there is no such folder"),
         ({"held_out": "/nowhere"}, r"there is no such folder of Harbor's tasks"),

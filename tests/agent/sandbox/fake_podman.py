@@ -52,7 +52,7 @@ def session_of(name: str) -> RootSession:
     if not path.exists():
         fail(f'no container with name or ID "{name}" found: no such container')
     kept = json.loads(path.read_text())
-    return RootSession(**{**kept, "place": Path(kept["place"])})
+    return RootSession(**{**kept, "place": Path(kept["place"]), "life": Lifeline()})
 
 
 def run(words: list[str]) -> None:
@@ -60,7 +60,7 @@ def run(words: list[str]) -> None:
     name = options["--name"][0]
     recipe, context = image_of(words[0])
     session = RootSession.start(recipe=recipe, context=context, network=options.get("--network") != ["none"])
-    kept = {field: getattr(session, field) for field in RootSession.__slots__}
+    kept = {field: getattr(session, field) for field in RootSession.__slots__ if field != "life"}
     place = FOLDER / f"{name}.json"
     place.with_suffix(".new").write_text(json.dumps({**kept, "place": str(session.place)}))
     place.with_suffix(".new").rename(place)

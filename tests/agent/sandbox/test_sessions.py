@@ -163,6 +163,26 @@ time.sleep(600)
 """
 
 
+def test_a_root_folder_is_removed_when_the_trainer_is_killed(tmp_path: Path) -> None:
+    """Also while no command runs in it. Red without what holds it."""
+    program = (
+        "import time\nfrom pathlib import Path\nfrom sharpen.agent.sandbox.root import Recipe, RootSession\n"
+        f"session = RootSession.start(recipe=Recipe(), context=Path({str(tmp_path)!r}))\n"
+        "print(session.place, flush=True)\ntime.sleep(600)\n"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    place = Path(trainer.stdout.readline().strip())
+    assert (place / "app").exists()
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    trainer.stdout.close()
+    until = time.monotonic() + PATIENCE_S
+    while place.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not place.exists()
+
+
 def test_the_container_is_removed_when_the_trainer_is_killed(podman: Path) -> None:
     """Red without a keeper that holds it."""
     trainer = subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, text=True)
@@ -181,7 +201,10 @@ def test_the_container_is_removed_when_the_trainer_is_killed(podman: Path) -> No
 
 def test_a_task_of_harbor_in_containers(podman: Path) -> None:
     """Image, limits, session, tests, reward; nothing is left of it, also where the workflow is cancelled."""
-    settings = {"sandbox": "podman", "leave_out": ["greeting"], "held_out": str(TASKS / "greeting")}
+    docker = podman.parent / "bin" / "docker"  # without its daemon
+    docker.write_text("#!/bin/sh\nexit 1\n")
+    docker.chmod(0o755)
+    settings = {"leave_out": ["greeting"], "held_out": str(TASKS / "greeting")}
     config = EnvironmentConfig(type="harbor", id=str(TASKS), args=settings)
     environment = Harbor(config)
     task = dict(environment.tasks("train")[0])

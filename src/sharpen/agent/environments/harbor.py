@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -25,7 +26,7 @@ from sharpen.agent.environments.games import arguments_of
 from sharpen.agent.environments.harbor_tasks import HarborTask, Place, read_tasks
 from sharpen.agent.sandbox.command import Sandbox, Session
 from sharpen.agent.sandbox.commands import CommandResult, Commands, Request, in_thread
-from sharpen.agent.sandbox.container import PROGRAMS, ContainerSession, find_client
+from sharpen.agent.sandbox.container import PROGRAMS, ContainerSession
 from sharpen.agent.sandbox.root import PROGRAMS as PROGRAM_FOLDERS
 from sharpen.agent.sandbox.root import Recipe, RootSession, check_namespaces, read_recipe
 from sharpen.agent.tasks.order import hold_out
@@ -351,15 +352,23 @@ def _client(name: str | None) -> str | None:
         return None
     if name is not None and Path(name).name not in PROGRAMS:
         raise ConfigError(f"environment.args.sandbox is {name!r}: it must be docker, podman, a path to one, or {ROOT}")
-    otherwise = f"environment.args.sandbox: {ROOT} runs tasks with this machine's programs"
-    try:
-        client = find_client([name] if name is not None else list(PROGRAMS))
-        tried = subprocess.run([client, "ps"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-    except (SandboxError, OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"{error}: install it, or {otherwise}") from error
-    if tried.returncode:
-        raise ConfigError(f"{client} does not work here ({tried.stderr.strip()}): start it, or {otherwise}")
-    return client
+    problems = []
+    for one in [name] if name is not None else PROGRAMS:
+        client = shutil.which(one)
+        if client is None:
+            problems.append(f"{one} is not in PATH")
+            continue
+        try:
+            tried = subprocess.run([client, "ps"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            problems.append(f"{client} does not work here ({error})")
+            continue
+        if tried.returncode == 0:
+            return client
+        problems.append(f"{client} does not work here ({' '.join(tried.stderr.split())})")
+    raise ConfigError(
+        f"{' and '.join(problems)}: start it, or environment.args.sandbox: {ROOT} takes programs of this machine"
+    )
 
 
 def _built(client: str, place: Place) -> str:

@@ -92,7 +92,10 @@ class Container:
     def _client(self) -> str:
         """Return the path of the program. Raises `SandboxError` if it is not there."""
         names = [self.program] if self.program is not None else ["podman"] if self.root is not None else list(PROGRAMS)
-        return find_client(names)
+        for name in names:
+            if (found := shutil.which(name)) is not None:
+                return found
+        raise SandboxError(f"a container needs {' or '.join(names)}, which is not in PATH")
 
     def _options(self, command: Command) -> list[str]:
         """Return the options of `run`, and the image at their end."""
@@ -247,14 +250,6 @@ class ContainerSession:
             )
         except subprocess.TimeoutExpired as error:
             raise SandboxError(f"{self.client} {arguments[0]} does not answer within {STARTED_S:.0f} s") from error
-
-
-def find_client(names: Sequence[str]) -> str:
-    """Return the path of the first of these programs that is found. Raises `SandboxError`."""
-    for name in names:
-        if (found := shutil.which(name)) is not None:
-            return found
-    raise SandboxError(f"a container needs {' or '.join(names)}, which is not in PATH")
 
 
 def _found(command: Command, ended: Ended) -> Ended:

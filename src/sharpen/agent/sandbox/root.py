@@ -22,9 +22,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from sharpen.agent.sandbox.command import Command, Ended, Lifeline, Limits
+from sharpen.agent.sandbox.commands import in_thread
 from sharpen.agent.sandbox.enter import DEVICES, FAILED, Spec
 from sharpen.agent.sandbox.keeper import Order
-from sharpen.agent.sandbox.local import keep, open_files
+from sharpen.agent.sandbox.local import keep, open_files, path_here
 from sharpen.errors import CommandError, DatasetError, SandboxError
 
 ENTER = Path(__file__).with_name("enter.py")
@@ -37,6 +38,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PASSED_OVER = {"FROM", "LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "MAINTAINER", "SHELL", "STOPSIGNAL"}
 """Lines of a Dockerfile that change nothing in files, or that a session replaces."""
 _BUILD_S = 600.0
+_CLOSED = "the end of the session"
 _ROOT_USERS = (None, "root", "0")
 
 
@@ -93,6 +95,8 @@ class RootSession:
     environment: Mapping[str, str]
     network: bool
     memory_mb: float | None
+    life: Lifeline
+    """Ends what removes the folder if this process is killed."""
 
     @classmethod
     def start(
@@ -109,8 +113,9 @@ class RootSession:
         check_namespaces()
         if (top := PurePosixPath(workdir or "/").parts[1:2]) and PROGRAMS.fullmatch(top[0]):
             raise SandboxError(f"the folder {workdir} is among programs, which a root folder reads: use a container")
-        place = Path(tempfile.mkdtemp(prefix="sharpen-root-"))
+        place, life = Path(tempfile.mkdtemp(prefix="sharpen-root-")), Lifeline()
         try:
+            _hold(place, life)
             session = cls(
                 place=place,
                 programs=_furnish(place, root),
@@ -118,6 +123,7 @@ class RootSession:
                 environment=recipe.environment,
                 network=network,
                 memory_mb=memory_mb,
+                life=life,
             )
             session._inside(session.folder).mkdir(parents=True, exist_ok=True)
             for kind, sources, target in recipe.steps:
@@ -126,6 +132,7 @@ class RootSession:
                 else:
                     session._copy(context, sources, target)
         except BaseException:
+            life.end(_CLOSED)
             _remove(place)
             raise
         return session
@@ -190,6 +197,7 @@ class RootSession:
 
     def close(self) -> None:
         """See `Session.close`."""
+        self.life.end(_CLOSED)
         _remove(self.place)
 
     def _inside(self, path: str) -> Path:
@@ -238,6 +246,22 @@ def check_namespaces() -> None:
         raise SandboxError(
             f"this system lets nobody have a root folder ({problem}): use Docker or Podman, or allow user namespaces"
         )
+
+
+def _hold(place: Path, life: Lifeline) -> None:
+    """Have the folder removed if this process is killed while no command runs in it."""
+    order: Order = {
+        "arguments": ["sleep", "infinity"],
+        "environment": {"PATH": path_here()},
+        "folder": "/",
+        "time_s": None,
+        "memory_bytes": None,
+        "afterwards": [],
+        "remove": str(place),
+        "trainer": -1,
+        "open_files": open_files(),
+    }
+    in_thread(lambda: keep(order, Limits(), life, prefix=(), watch=False))
 
 
 def _furnish(place: Path, root: Path) -> dict[str, str]:
