@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 from browsed_runs import HOSTILE, listening
-from conftest import NARROW, WIDE, open_window
+from conftest import NARROW, WIDE, open_window, until
 from test_pages import AXE
 
 from sharpen.evidence.judges.marks import Answer, read_marks
 from sharpen.show.view.labelling import Labelling
 
 pytestmark = pytest.mark.browser
+LISTENS = "!document.getElementById('keys-open').hidden"
+"""The page's scripts have run."""
 ANSWERS = [
     Answer(task={"question": "What is 2 + 2?", "answer": "4"}, text="It is 4.", rollout="r/0"),
     Answer(task={"question": "Say it.", "answer": ["a", 1]}, text=HOSTILE, rollout="r/1"),
@@ -27,6 +29,7 @@ def test_answers_are_marked_by_keys(browser, tmp_path: Path):
     with listening(Labelling(ANSWERS, marks).app) as address:
         window = open_window(browser, address)
         page = window.open("/")
+        until(page, LISTENS)
         reference = page.locator("#rest dd").first
         assert not reference.is_visible()
         page.keyboard.press("r")
@@ -42,6 +45,7 @@ def test_answers_are_marked_by_keys(browser, tmp_path: Path):
             assert page.locator("h1").inner_text() == f"Answer {place} of 4"
             page.keyboard.down(key)
             page.get_by_role("heading", name=f"Answer {place + 1} of 4").wait_for()
+            until(page, LISTENS)
             page.keyboard.down(key)  # held: it marks no further answer
             page.keyboard.up(key)
             assert [mark.good for mark in read_marks(marks)] == written
