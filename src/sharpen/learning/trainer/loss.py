@@ -21,7 +21,7 @@ from sharpen.errors import ConfigError
 from sharpen.learning.trainer.checkpoint import SavedState
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import Pack
-from sharpen.learning.trainer.reference import Reference
+from sharpen.learning.trainer.reference import FrozenCopy, Reference
 from sharpen.learning.trainer.scores import to_device
 from sharpen.learning.trainer.team import IDLE, Team
 from sharpen.learning.trainer.work import Part, TrainingBatch, Work
@@ -152,7 +152,7 @@ class Loss(ABC):
 
     def _all_scored(self) -> None:
         """Say that the reference has scored all of a step."""
-        if self._reference is not None:
+        if isinstance(self._reference, FrozenCopy):
             self._reference.rest()
 
     def _packs(self, experiences: Sequence[Experience]) -> list[Pack]:

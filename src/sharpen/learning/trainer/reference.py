@@ -30,9 +30,6 @@ class Reference(Protocol):
     def score(self, pack: Pack) -> PackScores:
         """Return logprobs and entropies of the pack's entries, without gradient."""
 
-    def rest(self) -> None:
-        """Give back what is not needed until the next step is scored."""
-
 
 def load_reference(
     policy: TrainedModel, source: str | Path, config: TrainerConfig, device: torch.device, team: Team | None = None
@@ -57,9 +54,6 @@ class WithoutAdapters:
         """See `Reference.score`."""
         with torch.no_grad(), self._policy.switched_off():
             return self._policy.score(pack)
-
-    def rest(self) -> None:
-        """Nothing: the weights are the policy's."""
 
 
 class FrozenCopy:
@@ -90,7 +84,7 @@ class FrozenCopy:
             return self.model.score(pack)
 
     def rest(self) -> None:
-        """See `Reference.rest`."""
+        """Let go of the weights until the next step is scored, if they are many."""
         if self._rests:
             for one in self.model.module.parameters():
                 one.data = one.data.new_empty(0)
