@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from sharpen.agent.environments.harbor import Harbor
 from sharpen.agent.environments.harbor_tasks import read_task, read_tasks
 from sharpen.agent.environments.opening import environment_identity
+from sharpen.cli.main import main
 from sharpen.config.public import EnvironmentConfig, JudgeOutput, WorkflowOutput
 from sharpen.errors import ConfigError, DatasetError, JudgeError
 from sharpen.placement.auxiliary.endpoint import Endpoint
@@ -253,3 +255,11 @@ def test_a_workflow_of_the_users_has_no_tests(tmp_path: Path) -> None:
     environment = harbor(tmp_path)
     with pytest.raises(JudgeError, match=r"name an agent in environment.args.agent"):
         asyncio.run(environment.judge(task=row(environment), response="an answer"))
+
+
+def test_init_names_the_folder_wherever_the_run_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "tasks" / "a", {})
+    assert main(["init", "new", "--env", "harbor:tasks", "--model", "some/model"]) == 0
+    settings = yaml.safe_load((tmp_path / "new" / "run.yaml").read_text())
+    assert settings["environment"] == {"type": "harbor", "id": str(tmp_path / "tasks"), "args": {}}

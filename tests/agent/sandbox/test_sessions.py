@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,6 +116,27 @@ def test_a_root_folder_shows_nothing_else(tmp_path: Path) -> None:
     finally:
         session.close()
     assert not session.place.exists()
+
+
+def test_another_root_gives_the_programs(tmp_path: Path) -> None:
+    """One with two programs and a folder of its own, which no session changes."""
+    root = tmp_path / "root"
+    for program in ("/bin/sh", "/bin/cat"):
+        needed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+        for path in [program, *re.findall(r"(/\S+) \(0x", needed)]:
+            (root / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, root / path[1:])
+    (root / "srv").mkdir()
+    (root / "srv" / "data").write_text("d\n")
+    session = RootSession.start(recipe=Recipe(), context=tmp_path, root=root, workdir="/srv")
+    try:
+        changed = ask(session, "cat data; echo new > data; echo x > /bin/sh; cat data; ls")
+        assert changed.stdout == "d\nnew\n"
+        assert "Read-only file system" in changed.stderr
+        assert "ls: not found" in changed.stderr
+    finally:
+        session.close()
+    assert (root / "srv" / "data").read_text() == "d\n"
 
 
 def test_no_network_but_the_loopback(tmp_path: Path) -> None:

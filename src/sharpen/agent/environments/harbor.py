@@ -202,16 +202,15 @@ class Harbor:
         self, task: HarborTask, session: Session, commands: Commands, *, place: Place | None = None
     ) -> dict[str, Any]:
         """Run the tests in a session, and return `rewards` by name and `problem`, why there are none, or empty."""
-        emptied = f"rm -rf {_LOGS} && mkdir -p {_LOGS} && chmod 777 {_LOGS}"
+        if not (place is not None and task.brings_tests):
+            await asyncio.to_thread(session.put, task.tests, "/tests")
+        emptied = f"rm -rf {_LOGS} && mkdir -p {_LOGS} && chmod 777 {_LOGS} && chmod +x /tests/test.sh"
         prepared = await commands.run(Request(arguments=["sh", "-c", emptied], sandbox=session.as_user("0")))
         if prepared.exit_code:
             return _nothing(f"cannot begin: {_end_of(prepared)}")
-        if not (place is not None and task.brings_tests):
-            await asyncio.to_thread(session.put, task.tests, "/tests")
-        command = "chmod +x /tests/test.sh 2>/dev/null; exec /tests/test.sh 2>&1"
         ended = await commands.run(
             Request(
-                arguments=["sh", "-c", command],
+                arguments=["sh", "-c", "exec /tests/test.sh 2>&1"],
                 sandbox=session.as_user(task.verifier_user),
                 env={**(place or task.place).env, **task.verifier_env},
                 timeout_s=task.verifier_s,
