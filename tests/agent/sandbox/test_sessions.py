@@ -177,6 +177,15 @@ def test_what_the_program_says_is_told(podman: Path) -> None:
         ContainerSession.start(image="other:1", client="podman")
 
 
+def test_a_container_that_is_gone_is_said(podman: Path) -> None:
+    session = ContainerSession.start(image=PLAIN, client="podman")
+    assert ask(session, "echo Error >&2; exit 1").exit_code == 1
+    subprocess.run(["podman", "rm", "--force", session.name], check=True)
+    with pytest.raises(SandboxError, match="the container ended before or while 'sh' ran: Error: no container"):
+        ask(session, "true")
+    session.close()
+
+
 TRAINER = """
 import time
 from sharpen.agent.sandbox.container import ContainerSession
@@ -222,6 +231,14 @@ def test_the_container_is_removed_when_the_trainer_is_killed(podman: Path) -> No
     trainer.stdout.close()
 
 
+async def scored(environment: Harbor, name: str, model: Any) -> float:
+    rows = [*environment.tasks("train"), *environment.tasks("test")]
+    task = dict(next(row for row in rows if row["name"] == name))
+    async with model.client:
+        output = await environment.workflow(task=task, model=model)
+    return float((await environment.judge(task=task, response=output.response)).reward)
+
+
 def test_a_task_of_harbor_in_containers(podman: Path) -> None:
     """Image, limits, session, tests, reward; nothing is left of it, also where the workflow is cancelled."""
     docker = podman.parent / "bin" / "docker"  # without its daemon
@@ -233,20 +250,15 @@ def test_a_task_of_harbor_in_containers(podman: Path) -> None:
     task = dict(environment.tasks("train")[0])
     assert task["name"] == "sharpen/notes"
 
-    async def attempt(model: Any) -> float:
-        async with model.client:
-            output = await environment.workflow(task=task, model=model)
-        return float((await environment.judge(task=task, response=output.response)).reward)
-
     with served_replies([bash("mv notes.txt notes.md"), "Done."]) as (model, _):
-        assert asyncio.run(attempt(model)) == 1.0
+        assert asyncio.run(scored(environment, task["name"], model)) == 1.0
     lines = log(podman)
     assert [line[:3] for line in lines if line[0] == "build"] == [["build", "--quiet", "--tag"]]
     assert next(line for line in lines if line[0] == "cp")[1] == f"{TASKS / 'notes' / 'tests'}/."
     assert not list(podman.glob("*.json"))
 
     async def cancelled(model: Any) -> None:
-        task_ = asyncio.ensure_future(attempt(model))
+        task_ = asyncio.ensure_future(scored(environment, task["name"], model))
         while not any("sleep 600" in line for line in log(podman)):
             await asyncio.sleep(0.05)
         task_.cancel()
@@ -256,3 +268,40 @@ def test_a_task_of_harbor_in_containers(podman: Path) -> None:
     with served_replies([bash("sleep 600")]) as (model, _):
         asyncio.run(cancelled(model))
     assert not list(podman.glob("*.json"))
+
+
+PODMAN = os.environ.get("SHARPEN_TEST_PODMAN")
+"""A real one. With it goes $SHARPEN_TEST_ROOT, a root folder with bash and what the example's tasks need."""
+
+
+def with_the_real_podman(tmp_path: Path) -> None:
+    """Collected only where one is named: nothing is skipped."""
+    program, image = str(PODMAN), "debian:12-slim"
+    packed = subprocess.run(
+        ["tar", "-C", os.environ["SHARPEN_TEST_ROOT"], "-c", "."], stdout=subprocess.PIPE, check=True
+    )
+    subprocess.run([program, "import", "-", image], input=packed.stdout, check=True)
+    session = ContainerSession.start(image=image, client=program)
+    try:
+        assert ask(session, "echo a > /a; sleep 600 & echo begun").stdout == "begun\n"
+        assert ask(session, "sleep 601", timeout_s=2.0).timed_out
+        left = ask(session, "cat /a; for each in /proc/[0-9]*; do tr '\\0' ' ' < $each/cmdline; done").stdout
+        assert left.startswith("a\n")
+        assert "sleep 60" not in left
+        with pytest.raises(CommandError, match="'no-such-command' cannot be run"):
+            asyncio.run(Commands(lambda _: {}).run(Request(arguments=["no-such-command"], sandbox=session)))
+        assert session.get("/a", tmp_path / "a")
+        assert not session.get("/nothing", tmp_path / "nothing")
+    finally:
+        session.close()
+    config = EnvironmentConfig(type="harbor", id=str(TASKS), args={"sandbox": program})
+    environment = Harbor(config)
+    for solve, reward in ((bash("mv notes.txt notes.md"), 1.0), ("Done.", 0.0)):
+        with served_replies([solve, "Done."]) as (model, _):
+            assert asyncio.run(scored(environment, "sharpen/notes", model)) == reward
+    shown = subprocess.run([program, "ps", "--all", "--quiet"], capture_output=True, text=True)
+    assert shown.stdout == ""
+
+
+if PODMAN is not None:
+    test_the_real_podman = with_the_real_podman

@@ -32,6 +32,8 @@ OF_THE_CLIENT = re.compile(r"PATH|HOME|TMPDIR|(DOCKER|CONTAINER|XDG|BUILDAH|REGI
 OF_THIS_MACHINE = ("HOME", "TMPDIR", "LANG")
 """Variables of a command that a session has of its own."""
 STARTED_S, CLOSED_S = 60.0, 60.0
+HELD = ("sh", "-c", "while :; do sleep 3600 & wait; done")
+"""What runs in a session's container: it outlives the end of all other processes there, and waits for orphans."""
 CLIENT_FAILED = 125
 NOT_STARTED = (126, 127)
 NOT_FOUND = re.compile(r"executable file|no such file or directory|permission denied", re.IGNORECASE)
@@ -151,13 +153,10 @@ class ContainerSession:
         """Start a container and wait until commands can be run in it. Blocks. Raises `SandboxError`."""
         name, life = f"sharpen-{secrets.token_hex(8)}", Lifeline()
         more = ["--network", network] if network is not None else []
-        if Path(client).name == "docker":
-            more += ["--init"]
-            if network not in ("host", "none"):
-                more += ["--add-host", f"{PROGRAMS['docker']}:host-gateway"]
-        held = ["sh", "-c", "sleep infinity"]
+        if Path(client).name == "docker" and network not in ("host", "none"):
+            more += ["--add-host", f"{PROGRAMS['docker']}:host-gateway"]
         order: Order = {
-            "arguments": [client, "run", "--rm", "--name", name, *more, *options, image, *held],
+            "arguments": [client, "run", "--rm", "--name", name, *more, *options, image, *HELD],
             "environment": dict(os.environ),
             "folder": "/",
             "time_s": None,
@@ -202,8 +201,9 @@ class ContainerSession:
             "open_files": open_files(),
         }
         ended = keep(order, command.limits, lifeline, prefix=(), watch=False)
-        if ended.ended_by == "" and ended.exit_code != 0 and self.holder.done():
-            raise SandboxError(f"the container ended while {command.arguments[0]!r} ran: {_last_line(ended.stderr)}")
+        last = _last_line(ended.stderr)
+        if ended.ended_by == "" and ended.exit_code and last.startswith("Error") and not self._runs():
+            raise SandboxError(f"the container ended before or while {command.arguments[0]!r} ran: {last}")
         return _found(command, ended)
 
     def put(self, source: Path, target: str) -> None:
@@ -225,13 +225,16 @@ class ContainerSession:
 
     def _wait_until_it_runs(self) -> None:
         until = time.monotonic() + STARTED_S
-        while self._client("exec", self.name, "true").returncode:
+        while not self._runs():
             if self.holder.done():
                 ended = self.holder.result()
                 raise SandboxError(f"{self.client} started no container: {_last_line(ended.stderr or ended.stdout)}")
             if time.monotonic() > until:
                 raise SandboxError(f"{self.client} started no container within {STARTED_S:.0f} s")
             time.sleep(0.05)
+
+    def _runs(self) -> bool:
+        return self._client("exec", self.name, "true").returncode == 0
 
     def _asked(self, *arguments: str) -> None:
         ended = self._client(*arguments)
