@@ -121,8 +121,9 @@ test-clients: .venv-clients/installed
 	cd .venv-clients/node/node_modules/opencode-ai && node postinstall.mjs
 	@touch $@
 
-# Test environments and traces of others, with their packages. In an environment of its own. What Harbor needs to run trials, and
-# its formats do not, is left out, and must be all that is; it asks for Python 3.12 too, which the others do not.
+# Test environments, traces and evaluations of others, with their packages. In an environment of its own. What Harbor needs to run
+# trials, Inspect for S3 and debuggers, and lm-eval for further metrics is left out, and must be all that is; Harbor asks for
+# Python 3.12 too, which the others do not.
 test-environments: .venv-environments/installed
 	PYTHONPATH=tests/sessions .venv-environments/bin/python -m pytest -p all_or_nothing --all-of tests/environments -m "environments and not slow" tests/environments
 
@@ -131,7 +132,7 @@ test-environments: .venv-environments/installed
 	.venv-environments/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements/environments.txt)"
 	.venv-environments/bin/python -m pip install --quiet --no-compile --no-deps --ignore-requires-python --requirement requirements/environments.txt --editable .
 	! .venv-environments/bin/python -m pip check | grep --invert-match --extended-regexp \
-		'^harbor .* requires \w+, which is not installed|No broken requirements'
+		'^(harbor|inspect-ai|lm-eval) .* requires [a-z0-9-]+, which is not installed|No broken requirements'
 	@touch $@
 
 # Test environments of verifiers, with its package. In an environment of its own: it wants `openai` below 3.

@@ -37,6 +37,9 @@ class GenerateRequest:
 
     `pictures` are the images in the prompt, in their order; their image tokens are in `prompt_ids`. An engine that
     keeps no constraint, or is shown no images, raises `SamplingError` for a request with them.
+
+    `prompt_logprobs` asks for the logprobs of the prompt's own tokens, with so many alternatives at each: 0 for none.
+    None: they are not computed, and what is cached of the prompt is used.
     """
 
     prompt_ids: IntArray
@@ -47,6 +50,16 @@ class GenerateRequest:
     constraint: Constraint | None = None
     on_tokens: OnTokens | None = None
     pictures: tuple[PictureSpan, ...] = ()
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobs:
+    """The logprobs of a prompt's tokens but the first, each given those before it, at temperature 1 and with the whole
+    vocabulary; and the likeliest (id, logprob) pairs in the place of each, as many as were asked for."""
+
+    logprobs: FloatArray
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +68,8 @@ class Generation:
 
     `text` is the decoded text up to the stop string if one ended the continuation, else None. `top_logprobs` holds the
     requested (id, logprob) pairs of each position. `routes_NLK` are the experts of every token of prompt and
-    continuation but the last (N) in each layer of a mixture of experts (L); None for a dense model.
+    continuation but the last (N) in each layer of a mixture of experts (L); None for a dense model. `prompt_logprobs`
+    are there if the request asks for them; None from an engine that has none, which is then refused by the gateway.
     """
 
     ids: IntArray
@@ -65,6 +79,7 @@ class Generation:
     text: str | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     routes_NLK: RouteArray | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Engine(Protocol):

@@ -1,5 +1,5 @@
-"""Judges that ask a model through a whole run: an auxiliary model by a rubric, an endpoint for each group, one of whose
-verdicts is prose."""
+"""Judges that ask an auxiliary model through a whole run: by a rubric, and for each group, one of whose verdicts is
+prose."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ from sharpen.types import Outcome
 RELATIVE = """
 from sharpen import JudgeModel, RelativeJudge
 
-relative = RelativeJudge(model=JudgeModel(name="big", base_url={url!r}), reason=False)
+relative = RelativeJudge(model=JudgeModel(name="grader"), reason=False)
 """
 
 
@@ -51,7 +51,7 @@ def test_a_group_without_a_verdict_does_not_train_and_the_rest_is_certified(
     verdict.groups = 0
     with serving() as endpoint:
         endpoint.answer = verdict
-        (tmp_path / "judges_of_run.py").write_text(RELATIVE.format(url=endpoint.url))
+        (tmp_path / "judges_of_run.py").write_text(RELATIVE)
         found = tune(
             letters,
             judge_func=RubricJudge(

@@ -4,6 +4,8 @@ requests.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from toy_engines import (
@@ -113,3 +115,27 @@ def test_the_end_token_is_among_the_ids() -> None:
         torch.testing.assert_close(
             torch.tensor(generation.logprobs), scored(reference, [5, 6], generation), atol=1e-4, rtol=0
         )
+
+
+@pytest.mark.parametrize(("family", "deterministic"), [("qwen3", False), ("qwen3", True), ("gemma3", False)])
+def test_a_prompt_is_scored_whole_whatever_is_cached_of_it(family: str, deterministic: bool) -> None:
+    """In pieces, as a large vocabulary has them, beside requests that are not scored, with its beginning cached before.
+    Red where a scored prompt reuses KV, and where a piece's last row is not scored."""
+    reference, engine = make_model(family), make_engine(make_model(family), deterministic=deterministic)
+    engine._stepper._scored_tokens_per_step = 7
+    prompts = [prompt_of(length, 99) for length in (1, 2, 40, 70)]
+    run_all(engine, [request(prompts[-1])])
+    plain = [request(prompt_of(30, seed), max_tokens=3) for seed in (1, 2)]
+    asked = [replace(request(prompt, max_tokens=2), prompt_logprobs=3) for prompt in prompts]
+    *beside, first, second, third, fourth = run_all(engine, [*plain, *asked])
+    assert [generation.prompt_logprobs for generation in beside] == [None, None]
+    for prompt, generation in zip(prompts, (first, second, third, fourth), strict=True):
+        scores, expected = generation.prompt_logprobs, full_logits(reference, prompt).log_softmax(-1)
+        assert scores is not None
+        assert len(scores.logprobs) == len(scores.top_logprobs) == len(prompt) - 1
+        own = expected[:-1].gather(1, torch.tensor(prompt[1:], dtype=torch.int64).unsqueeze(1)).squeeze(1)
+        torch.testing.assert_close(torch.tensor(scores.logprobs), own, atol=1e-4, rtol=0)
+        likeliest = torch.tensor([[value for _, value in top] for top in scores.top_logprobs]).reshape(-1, 3)
+        torch.testing.assert_close(likeliest, expected[:-1].topk(3).values, atol=1e-4, rtol=0)
+        sampled = scored(reference, prompt, generation)
+        torch.testing.assert_close(torch.tensor(generation.logprobs), sampled, atol=1e-4, rtol=0)

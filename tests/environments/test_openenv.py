@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from sharpen.agent.environments.openenv import OpenEnv, _in_process
+from sharpen.agent.environments.opening import environment_identity
 from sharpen.agent.rollout.attempt import is_connection_error
 from sharpen.agent.rollout.places import causes
 from sharpen.config.public import EnvironmentConfig, WorkflowOutput
@@ -259,6 +260,32 @@ def test_wrong_settings_are_refused(address: str, id_: str | None, args: dict[st
     given = EnvironmentConfig(type="openenv", id=address if id_ == "address" else id_, args=args)
     with pytest.raises(ConfigError, match=message):
         OpenEnv(given)
+
+
+def test_the_code_of_a_server_is_recorded(
+    address: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an application the package that it is in, or its file; of an address what it says of itself."""
+    assert environment_identity(config(address)) == {"openenv": "0.10.0", "name": "Higher", "version": "1.0.0"}
+    assert environment_identity(config(f"{file}:app"))["file"] == "toy_server.py"
+    package = tmp_path / "game"
+    (package / "server").mkdir(parents=True)
+    for path, text in {
+        "openenv.yaml": "",
+        "models.py": "A = 1\n",
+        "server/__init__.py": "",
+        "server/app.py": "",
+    }.items():
+        (package / path).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    names = [f"{package}/server/app.py:app", "game.server.app:app"]
+    before = [environment_identity(config(name)) for name in names]
+    assert before[0] == before[1]
+    (package / "models.py").write_text("A = 2\n")
+    (package / "notes.md").write_text("not code")
+    after = [environment_identity(config(name, process=True)) for name in names]
+    assert after[0] == after[1] != before[0]
+    assert {identity["package"] for identity in [*before, *after]} == {"game"}
 
 
 @pytest.mark.parametrize("last", ["", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"], ids=["end", "kill"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import openai
 import pytest
 from scripted import END, generation, toy_tokenizer
 
+from sharpen.contracts import PromptLogprobs
 from sharpen.types import PROMPT_ROLE, CallStatus
 
 Serve = Callable[..., Any]
@@ -143,6 +145,33 @@ def test_logprobs_in_this_apis_format(serve: Serve, tokenizer: Any) -> None:
     assert sorted(logprobs.top_logprobs[0].values()) == [-9999.0, -0.5]
 
 
+def test_an_echo_begins_with_the_prompt_and_its_logprobs(serve: Serve, tokenizer: Any) -> None:
+    """As evaluations by likelihood read it: a place for every token of both, and nothing for the first. Of two tokens
+    with one text, as halves of characters have it, the likelier counts."""
+    ids, answer = [5, 6, 7], tokenizer.encode("yes", add_special_tokens=False)
+    half, other = (tokenizer.convert_tokens_to_ids(letter) for letter in "\u0122\u0123")  # no text of their own
+    asked: list[int | None] = []
+
+    def say(request: Any) -> Any:
+        asked.append(request.prompt_logprobs)
+        top = (((half, -0.25), (other, -3.0)), ((7, -1.0), (5, float("-inf"))))
+        scores = PromptLogprobs(logprobs=np.array([-0.5, -1.0], np.float32), top_logprobs=top)
+        said = generation(answer, top_logprobs=((),) * len(answer), finish_reason="length")
+        return replace(said, prompt_logprobs=None if request.prompt_logprobs is None else scores)
+
+    session = serve(say).open()
+    choice = complete(session, prompt=ids, echo=True, logprobs=2, max_tokens=len(answer)).choices[0]
+    before = tokenizer.decode(ids)
+    assert choice.text == f"{before}yes" == "".join(choice.logprobs.tokens)
+    assert choice.logprobs.token_logprobs[:3] == [None, -0.5, -1.0]
+    assert choice.logprobs.top_logprobs[0] is None
+    assert [*choice.logprobs.top_logprobs[1].values()] == [-0.25]
+    assert sorted(choice.logprobs.top_logprobs[2].values()) == [-9999.0, -1.0]
+    assert len(choice.logprobs.text_offset) == len(choice.logprobs.token_logprobs) == 3 + len(answer)
+    assert complete(session, prompt=ids, echo=True).choices[0].text == f"{before}yes"
+    assert asked == [2, None]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -158,7 +187,8 @@ def test_logprobs_in_this_apis_format(serve: Serve, tokenizer: Any) -> None:
         ({"prompt": "\ud800"}, "prompt"),
         ({"prompt": "a", "messages": []}, "messages"),
         ({"prompt": "a", "tools": []}, "tools"),
-        ({"prompt": "a", "echo": True}, "echo"),
+        ({"prompt": "a", "echo": True, "stream": True}, "echo"),
+        ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),  # this engine has none of a prompt
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "logprobs": 6}, "logprobs"),
         ({"prompt": "a", "logprobs": True}, "logprobs"),

@@ -24,9 +24,10 @@ from sharpen.engine.weights import match_weights
 from sharpen.errors import ModelError
 from sharpen.learning.algorithm.resolve import resolve
 from sharpen.learning.trainer.critic import Critic
-from sharpen.learning.trainer.lora import AdaptedModel, load_reference
+from sharpen.learning.trainer.lora import AdaptedModel
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import pack
+from sharpen.learning.trainer.reference import load_reference
 from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.learning.trainer.trainer import Trainer
 from sharpen.models.configuration import load_tokenizer

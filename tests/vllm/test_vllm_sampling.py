@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from vllm_served import MAX_MODEL_LEN, MODEL, begun, frozen, request, scored
 
 from sharpen.errors import ContextOverflowError, SamplingError
@@ -47,6 +49,19 @@ def test_greedy_takes_the_likeliest(served, model):
     asked = request(PROMPT, temperature=0.0, top_logprobs=3)
     (generation,) = served.generate(asked)
     assert [pairs[0][0] for pairs in generation.top_logprobs] == generation.ids.tolist()
+
+
+def test_a_prompt_is_scored_whole_though_it_is_cached(served, model):
+    ids = [(5 * place) % 500 for place in range(80)]
+    plain, asked = request(ids, max_tokens=2), replace(request(ids, max_tokens=2), prompt_logprobs=2)
+    served.generate(plain)
+    found = served.generate(asked)[0].prompt_logprobs
+    with torch.no_grad():
+        log = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)[:-1]
+    own = log.gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1)
+    np.testing.assert_allclose(found.logprobs, own, atol=1e-4)
+    likeliest = [[value for _, value in top] for top in found.top_logprobs]
+    np.testing.assert_allclose(likeliest, log.topk(2).values, atol=1e-4)
 
 
 def test_noise_decides_the_tokens(served):

@@ -85,6 +85,8 @@ def _write(arguments: argparse.Namespace, model: str | None) -> tuple[Starter, S
     kind, _, id_ = arguments.env.partition(":")
     if kind not in names("environments", dict.fromkeys(ENVIRONMENTS)):
         kind, id_ = arguments.env, ""  # one of the user's own: module:name
+    if kind == "harbor" and id_:
+        id_ = str(Path(id_).expanduser().absolute())  # the run is started elsewhere, in the new folder
     more: dict[str, Any] = {}
     if model is None:
         more = {"args": EASY.get(id_, {}), "system_prompt": PROMPT}

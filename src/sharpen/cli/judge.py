@@ -1,8 +1,9 @@
 """`sharpen judge check FILE` and `sharpen judge label RUN`: a judge against its owner's marks, and the marks.
 
-In: a file of marks and a judge; a run, whose answers its owner marks by keys. Out: agreement and error rates with
-intervals, with `--run` a run's success rates corrected by them; the file, a line for each mark, on disk before the next
-answer is shown. The exit code is 1 if the judge failed on every answer, or is below the configuration's `judge_floor`.
+In: a file of marks and a judge; a run, whose answers its owner marks by keys, here or in a browser. Out: agreement and
+error rates with intervals, with `--run` a run's success rates corrected by them; the file, a line for each mark, on
+disk before the next answer is shown. The exit code is 1 if the judge failed on every answer, or is below the
+configuration's `judge_floor`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from sharpen.cli.arguments import (
     resolve_config,
     say,
 )
+from sharpen.cli.view import add_address, opening
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--most", type=count, default=MOST, metavar="N", help=f"show at most N answers to mark (default: {MOST})"
     )
+    parser.add_argument("--browser", action="store_true", help="mark in a browser, not here")
+    add_address(parser)
     add_root(parser)
     add_json(parser)
 
@@ -186,7 +190,7 @@ def _as_json(found: Agreement, corrected: Mapping[str, Corrected], apart: Sequen
 def _label(arguments: argparse.Namespace, keys: IO[str]) -> int:
     """Show answers of a run, one after the other, and keep what their owner says of each."""
     from sharpen.config.functions import reading_runs
-    from sharpen.evidence.judges.marks import Mark, add_mark, answers_to_mark, read_marks
+    from sharpen.evidence.judges.marks import answers_to_mark, read_marks
     from sharpen.run.found import find_run
 
     run_dir = find_run(arguments.subject, arguments.root)
@@ -195,20 +199,33 @@ def _label(arguments: argparse.Namespace, keys: IO[str]) -> int:
         with reading_runs():
             answers = answers_to_mark(run_dir, before, arguments.most)
         say(f"{len(answers)} answers of {run_dir}; rewards are not shown. {len(before)} marks in {arguments.marks}")
-        marked = 0
-        for place, answer in enumerate(answers, 1):
-            for line in _answer_lines(answer, place, len(answers)):
-                say(line)
-            key = _key(keys)
-            if key == "q":
-                break
-            if key in KEYS:
-                add_mark(arguments.marks, Mark(answer=answer, good=KEYS[key]))
-                marked += 1
+        if arguments.browser and answers:
+            from sharpen.show.view.labelling import label
+
+            marked = label(answers, arguments.marks, port=arguments.port, opened=opening("answers", arguments))
+        else:
+            marked = _by_keys(arguments.marks, answers, keys)
         say(f"{len(before) + marked} marks in {arguments.marks}; next: sharpen judge check {arguments.marks}")
         if arguments.json:
             print_json({"marks": str(arguments.marks), "added": marked, "before": len(before)}, out)
     return DONE
+
+
+def _by_keys(path: Path, answers: Sequence[Answer], keys: IO[str]) -> int:
+    """Show answers here, and return how many were marked."""
+    from sharpen.evidence.judges.marks import Mark, add_mark
+
+    marked = 0
+    for place, answer in enumerate(answers, 1):
+        for line in _answer_lines(answer, place, len(answers)):
+            say(line)
+        key = _key(keys)
+        if key == "q":
+            break
+        if key in KEYS:
+            add_mark(path, Mark(answer=answer, good=KEYS[key]))
+            marked += 1
+    return marked
 
 
 def _answer_lines(answer: Answer, place: int, total: int) -> Iterator[str]:

@@ -167,6 +167,8 @@ def _place_lines(place: DeviceMemory, width: int) -> Iterator[str]:
     for when, heading in (
         ("always", ""),
         ("loading", "while loading"),
+        ("comparing", "while gradients are compared"),
+        ("scoring", "while the reference scores"),
         ("training", "while training"),
         ("generating", "while generating"),
         ("syncing", "while new weights are sent to the engine"),

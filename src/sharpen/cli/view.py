@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 
 from sharpen.cli.arguments import add_price, add_root, port, say
@@ -26,8 +27,7 @@ def add_view(parser: argparse.ArgumentParser) -> None:
         help="a run's directory or name, or a folder with runs (default: all of --root)",
     )
     add_root(parser)
-    parser.add_argument("--port", type=port, default=0, metavar="N", help="port of 127.0.0.1 (default: any free one)")
-    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    add_address(parser)
     add_price(parser, ": runs are shown with money")
 
 
@@ -40,14 +40,26 @@ def run_view(arguments: argparse.Namespace) -> int:
     if not roots[0].is_dir():
         raise ConfigError(f"there is no folder {roots[0]}: name a run's directory, or --root, where runs are")
 
+    with contextlib.closing(Library(roots)) as library:
+        serve(library, port=arguments.port, opened=opening("view", arguments), price_per_hour=arguments.price_per_hour)
+    return 0
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a server of pages for this machine."""
+    parser.add_argument("--port", type=port, default=0, metavar="N", help="port of 127.0.0.1 (default: any free one)")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+
+
+def opening(what: str, arguments: argparse.Namespace) -> Callable[[str], None]:
+    """Return what prints the address of a server of pages, and opens it in a browser."""
+
     def opened(address: str) -> None:
-        say(f"view: {address}  (Ctrl-C ends it)")
+        say(f"{what}: {address}  (Ctrl-C ends it)")
         if _has_desktop() and not arguments.no_browser:
             webbrowser.open(address)
 
-    with contextlib.closing(Library(roots)) as library:
-        serve(library, port=arguments.port, opened=opened, price_per_hour=arguments.price_per_hour)
-    return 0
+    return opened
 
 
 def _folder(name: str, root: Path) -> Path:

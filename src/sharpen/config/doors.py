@@ -20,8 +20,12 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from sharpen.config.functions import import_object, may_load, prepare
+from sharpen.config.functions import import_object, may_load, place_of, prepare
 from sharpen.errors import ConfigError
+
+_LEFT_BEHIND = {"__pycache__", ".git"}
+_MARKS = ("__init__.py", "openenv.yaml")
+"""What makes a folder a package, of Python or of OpenEnv."""
 
 
 def find_part(kind: str, name: str, ours: Mapping[str, Any]) -> Any:
@@ -107,6 +111,45 @@ def source_identity(kind: str, name: str) -> dict[str, int | str]:
     path = Path(place) if place.endswith(".py") else Path(getattr(sys.modules[place], "__file__", None) or "")
     content = path.read_bytes() if path.is_file() else b""
     return {"bytes": len(content), "digest": blake2b(attributes.encode() + b"\0" + content, digest_size=8).hexdigest()}
+
+
+def code_identity(name: str) -> dict[str, int | str]:
+    """Return a digest of the code behind `module:object` or `path/file.py:object`, without loading it: of all Python
+    files of the package that it is in, or of its file if that is in none."""
+    place, _ = place_of(name)
+    path = Path(place) if place.endswith(".py") else _file_of(place)
+    if path is None or not path.is_file():
+        return {}
+    package = None
+    for folder in path.resolve().parents:
+        if not any((folder / mark).is_file() for mark in _MARKS):
+            break
+        package = folder
+    if package is not None:
+        return {"package": package.name, "digest": folder_digest(package, "*.py")}
+    return {"file": path.name, "digest": blake2b(path.read_bytes(), digest_size=8).hexdigest()}
+
+
+def _file_of(module: str) -> Path | None:
+    """Return the file of a module, seen from the current folder too."""
+    parts = module.split(".")
+    for folder in (Path.cwd(), *map(Path, sys.path)):
+        for path in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
+            if path.is_file():
+                return path
+    return None
+
+
+def folder_digest(folder: Path, pattern: str = "*") -> str:
+    """Return a digest of the names and contents of the files below a folder that match a pattern, and of where links
+    point, without what Python and git leave behind."""
+    digest = blake2b(digest_size=8)
+    for path in sorted(folder.rglob(pattern)):
+        if _LEFT_BEHIND & set(path.relative_to(folder).parts) or not (path.is_file() or path.is_symlink()):
+            continue
+        content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
 
 
 def group(kind: str) -> str:

@@ -79,7 +79,7 @@ class DatasetConfig(Strict):
 
 ENVIRONMENT = "environment"
 """The path of a dataset whose rows are the tasks of the run's environment."""
-ENVIRONMENTS = ("reasoning-gym", "gymnasium", "textarena", "verifiers", "openenv", "mixture")
+ENVIRONMENTS = ("reasoning-gym", "gymnasium", "textarena", "verifiers", "openenv", "harbor", "mixture")
 """The environments that come with Sharpen."""
 
 

@@ -294,6 +294,9 @@ class SamplingConfig(Strict):
     """Distance of a task's mean reward from the target beyond which it is rarely drawn."""
     difficulty_floor: float = Field(default=0.05, gt=0.0, le=1.0)
     """Weight of the least suitable task; a task at the target, or not drawn yet, has weight 1."""
+    difficulty_key: str | None = None
+    """Field of the row: tasks with the same value share one mean reward (`environment`: each part of a mixture has
+    one). None: every task has its own."""
     max_refill: float | None = Field(default=None, ge=0.0)
     """Most further tasks of a step in place of dropped groups, as a multiple of `algorithm.batch_size`; 0 replaces
     none, None takes the algorithm's value (4 for `dapo`)."""
@@ -327,6 +330,8 @@ class SamplingConfig(Strict):
             raise ValueError(f"reward_low ({self.reward_low:g}) must be at most reward_high ({self.reward_high:g})")
         if (self.order == "curriculum") != (self.curriculum_key is not None):
             raise ValueError("order curriculum and curriculum_key go together: give both, or neither")
+        if self.difficulty_key is not None and self.order != "difficulty":
+            raise ValueError(f"difficulty_key belongs to order difficulty, and order is {self.order}")
         return self
 
 

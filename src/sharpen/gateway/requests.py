@@ -85,8 +85,8 @@ class CallRequest:
     `plain_text`: the sampled text is not parsed. `continue_final`: the last message is the beginning of the answer.
     `model` is any name that the client sent. `other_fields` are the fields of messages that are not OpenAI's and that a
     chat template may read. `prompt` is the prompt itself, text or token ids, of a request that has no messages to
-    render (see `protocols.completions`). `form` is what the answer has to be; None: any text. `notes` are what was left
-    out of the request by a stated rule, to be reported once.
+    render (see `protocols.completions`); `prompt_logprobs` is that of `GenerateRequest`. `form` is what the answer has
+    to be; None: any text. `notes` are what was left out of the request by a stated rule, to be reported once.
     """
 
     model: str
@@ -104,6 +104,7 @@ class CallRequest:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     prompt: str | tuple[int, ...] | None = None
+    prompt_logprobs: int | None = None
     form: Form | None = None
 
     @property

@@ -93,10 +93,11 @@ class Sampler:
             constraint=entry.constraint,
             on_tokens=None if reader is None else reader.add,
             pictures=entry.prompt.pictures,
+            prompt_logprobs=entry.request.prompt_logprobs,
         )
         try:
             with self._busy:
-                return await self._engine.generate(request)
+                generation = await self._engine.generate(request)
         except ContextOverflowError:
             raise overflow(session, len(entry.prompt.ids_P), entry.request, self._engine.max_model_len) from None
         except ConstraintError as error:
@@ -104,6 +105,9 @@ class Sampler:
             raise invalid_schema(entry.constraint.origin, error) from error
         except SamplingError as error:
             raise ApiError(f"{error}.", code="invalid_sampling") from error
+        if request.prompt_logprobs is not None and generation.prompt_logprobs is None:
+            raise ApiError("'echo' with 'logprobs': this engine gives no logprobs of a prompt.", param="echo")
+        return generation
 
     def _reader(self, request: CallRequest, prompt: Prompt, number: int, give: Give) -> AnswerReader:
         plain, reasoning = request.plain_text, self._reasoning_format
@@ -167,6 +171,8 @@ def _check(generation: Generation) -> None:
         raise CallError(f"the engine returned {num_ids} ids, {num_logprobs} logprobs and {num_versions} versions")
     if not np.isfinite(generation.logprobs).all():
         raise CallError("the engine returned a logprob that is not finite")
+    if generation.prompt_logprobs is not None and not np.isfinite(generation.prompt_logprobs.logprobs).all():
+        raise CallError("the engine returned a logprob of the prompt that is not finite")
     if num_ids == 0 and generation.finish_reason != "abort":
         raise CallError("the engine sampled no token")
 

@@ -1,4 +1,4 @@
-"""Loads models whose weights stay as they are beside adapters: no more of them at once than what will be kept.
+"""Loads models whose weights stay as they are: no more of them at once than what will be kept.
 
 In: a model's folder, `trainer.lora`, what an engine in this process has of it. Out: the module, not yet with adapters;
 with `base: nf4` its adapted layers in 4 bits.
@@ -39,17 +39,17 @@ def load_frozen(
     config: Any,
     dtype: torch.dtype,
     device: torch.device | str,
-    lora: LoraConfig,
+    lora: LoraConfig | None,
     served: Served | None = None,
 ) -> Any:
-    """Load a model for `adapters.add_adapters`, in `dtype`, on `device`.
+    """Load a model in `dtype`, on `device`; with `lora` for `adapters.add_adapters`.
 
     For `base: nf4` a plain model's adapted layers are read and put into 4 bits one after the other, so that one is
     whole at a time; any other model is loaded whole, and quantized when the adapters are added. What was `served`
     already, all of it in this type and on this device, is used, and no weight is read. Raises `ModelError` if the
     weights are missing or cannot be read.
     """
-    if lora.base != "nf4" and served is None:
+    if lora is None or (lora.base != "nf4" and served is None):
         return load_module(source, config, dtype, device)
     empty = skeleton(config)
     try:

@@ -10,7 +10,7 @@ import contextlib
 import gc
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sharpen.agent.agentscope.console import silent_agents
 from sharpen.agent.rollout.in_process import Opener, no_silent_exit
@@ -23,7 +23,7 @@ from sharpen.placement.engines import load_policy, make_gateway
 from sharpen.placement.place import Place, Serving
 from sharpen.placement.probe import sample_probes
 from sharpen.placement.serving import ServingThread
-from sharpen.placement.sessions import attempt_runner, openers, user_functions
+from sharpen.placement.sessions import attempt_runner, opened, openers, user_functions
 from sharpen.types import Experience, IntArray, Mode
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class LocalServing:
         quiet_transformers()
         assert job.engine is not None
         config, alone = job.config, not job.recipe.overlaps
-        self.folder, self.line = job.folder, job.engine.line
+        self.folder, self.line, self._seed = job.folder, job.engine.line, config.seed
         with contextlib.ExitStack() as undo:  # closes the earlier parts if a later one fails
             self._silence = contextlib.ExitStack()
             self._silence.enter_context(silent_agents())
@@ -120,6 +120,10 @@ class LocalServing:
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
         """See `Serving.probe`."""
         return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=temperature, noise=noise))
+
+    def auxiliary_models(self, name: str) -> contextlib.AbstractContextManager[Mapping[str, Any]]:
+        """See `Serving.auxiliary_models`."""
+        return opened(self.auxiliary, name, self._seed)
 
     def num_answered(self) -> int:
         """See `Serving.num_answered`."""

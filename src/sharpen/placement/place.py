@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sharpen.agent.rollout.in_process import Opener
 from sharpen.agent.rollout.retries import Ending
@@ -55,6 +56,10 @@ class Serving(Place, Protocol):
 
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
         """Start sampling probes with the served weights; see `placement.probe`."""
+
+    def auxiliary_models(self, name: str) -> AbstractContextManager[Mapping[str, Any]]:
+        """Open the auxiliary models for a block of this process that belongs to no rollout but has a `name`; none where
+        they serve in other processes."""
 
     def num_answered(self) -> int:
         """Return how many calls of the trained model have ended so far, as far as this process knows."""

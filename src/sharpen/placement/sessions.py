@@ -1,19 +1,22 @@
 """The user's functions, what runs them here, and the models of a rollout: the policy, at a gateway or an endpoint, and
 auxiliary models.
 
-In: a job, a gateway. Out: `UserFunctions`, an `AttemptRunner`, and for each mode a function that opens `RolloutModels`.
+In: a job, a gateway. Out: `UserFunctions`, an `AttemptRunner`, and for each mode a function that opens `RolloutModels`;
+auxiliary models beside any rollout.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sharpen.agent.agentscope.model import present
 from sharpen.agent.rollout.attempt import UserFunctions
 from sharpen.agent.rollout.in_process import AttemptRunner, InProcess, OpenModels
 from sharpen.agent.rollout.models import Access, RolloutModels
+from sharpen.agent.rollout.runner import noise_seed
 from sharpen.config.run import EvaluationConfig, RolloutConfig
 from sharpen.gateway.gateway import Gateway
 from sharpen.learning.recipe import Job, Recipe
@@ -55,6 +58,22 @@ def openers(gateway: Gateway, auxiliary: AuxiliaryModels, *, max_tokens: int) ->
         "greedy": opener(functools.partial(gateway.open, sampling=greedy), auxiliary),
         "sampled": opener(gateway.open, auxiliary),
     }
+
+
+@contextlib.contextmanager
+def opened(auxiliary: AuxiliaryModels, name: str, seed: int) -> Iterator[Mapping[str, Any]]:
+    """Open the auxiliary models for a block of code that belongs to no rollout but has a `name`, as user code receives
+    them. Raises the error of a call that was refused because the run has used up a model's tokens."""
+    models = auxiliary.open(name, noise_seed(seed, name))
+    try:
+        yield {name: present(access.model) for name, access in models.items()}
+    finally:
+        for access in models.values():
+            access.close()
+            access.discard()
+    for access in models.values():
+        if access.exhausted is not None:
+            raise access.exhausted
 
 
 def opener(open_policy: Callable[[str, int], Access], auxiliary: AuxiliaryModels) -> OpenModels:

@@ -186,13 +186,20 @@ class Explorer:
         if refill_round:
             flight = self._launch(self._order.draw(count), self._trained + 1, f"refill-{refill_round}/")
         groups = self._serving.runner.collect(flight.futures)
-        operated = self._operators.on_groups([part for group in groups for part in group.with_side])
+        operated = self._operated([part for group in groups for part in group.with_side])
         for place, group in zip(flight.places, groups, strict=True):
             rewards = [rollout.reward for rollout in group.scored if rollout.answered and rollout.reward is not None]
             if rewards:
                 self._order.observe(place, fmean(rewards))
         self._choose_prompt(groups)
         return operated
+
+    def _operated(self, groups: Sequence[Group]) -> list[Group]:
+        """Apply the operators; the noise of auxiliary models that they ask is that of these groups."""
+        if not (groups and self._operators.asks_models):
+            return self._operators.on_groups(groups)
+        with self._serving.auxiliary_models(f"operators/{groups[0].id}") as models:
+            return self._operators.on_groups(groups, models)
 
     def _launch(self, places: Sequence[int], step: int, part: str) -> _Flight:
         """Start the groups of these tasks for training `step`, which counts from 1."""

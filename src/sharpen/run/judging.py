@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sharpen.agent.agentscope.model import present
 from sharpen.agent.rollout.signature import judge_arguments, name_of
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError, JudgeError
@@ -20,6 +19,7 @@ from sharpen.evidence.judges.asking import Judged, ask_judge
 from sharpen.evidence.judges.marks import Mark, read_marks
 from sharpen.placement.auxiliary.models import AuxiliaryModels, loading
 from sharpen.placement.serving import ServingThread
+from sharpen.placement.sessions import opened
 
 Judge = Callable[..., Any]
 
@@ -66,7 +66,4 @@ def _auxiliary_models(config: RunConfig) -> Iterator[Mapping[str, Any]]:
         load = loading(config.engine, deterministic=config.deterministic)
         models = AuxiliaryModels(config.auxiliary_models, thread, load, listen=config.gateway)
         stack.callback(models.close)
-        opened = models.open("judge", config.seed)
-        for access in opened.values():
-            stack.callback(access.close)
-        yield {name: present(access.model) for name, access in opened.items()}
+        yield stack.enter_context(opened(models, "judge", config.seed))

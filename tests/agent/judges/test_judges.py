@@ -293,8 +293,8 @@ def test_a_group_without_a_verdict_ends_as_failures_of_the_judge(endpoint, answe
 
 
 def test_a_relative_judge_says_what_it_cannot_do(endpoint):
-    with pytest.raises(ConfigError, match="operators have none"):
-        RelativeJudge(model=JudgeModel(name="grader"))
+    with pytest.raises(ConfigError, match="auxiliary model 'grader', but there is none"):
+        RelativeJudge(model=JudgeModel(name="grader"))([group("a", "b")])
     with pytest.raises(ConfigError, match="another algorithm"):
         RelativeJudge(model=model(endpoint))([replace(group("a", "b"), baseline=said("c", 2))])
 

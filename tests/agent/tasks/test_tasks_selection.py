@@ -68,6 +68,48 @@ def test_tasks_near_the_target_are_drawn_more_often_and_none_is_dropped() -> Non
     assert min(counts.values()) > 10
 
 
+def test_parts_of_a_mixture_are_drawn_by_their_success_and_resume_exactly() -> None:
+    """Of three parts with 40 tasks each one is always solved, one never, one half of the time. What is known of a part
+    holds for its tasks that were not drawn yet. Red where every task has a mean of its own, and where `state` leaves
+    the counts out."""
+    names = ["solved", "never", "half"]
+    rows = [Task(id=f"t/{i}", index=i, row={"environment": names[i % 3]}) for i in range(120)]
+    sampling = SamplingConfig(order="difficulty", difficulty_key="environment")
+    order, counts = make_order(rows, sampling, seed=3, batch_size=6), Counter[str]()
+    for step in range(40):
+        if step == 25:
+            state = json.loads(json.dumps(order.state()))
+            again = make_order(rows, sampling, seed=3, batch_size=6)
+            again.restore(state)
+        for task in order.draw():
+            counts[names[task % 3]] += 1
+            order.observe(task, (1.0, 0.0, float(step % 2))[task % 3])
+    for step in range(25, 40):
+        for task in again.draw():
+            again.observe(task, (1.0, 0.0, float(step % 2))[task % 3])
+    assert again.state() == order.state()
+    assert counts["half"] > 160  # of 240, by weights of about 1 to exp(-2) twice
+    assert min(counts.values()) > 5
+
+
+def test_a_shared_mean_is_of_all_groups_first_and_of_the_last_ones_later() -> None:
+    order = DifficultyOrder(3, 0, 1, SETTINGS, shared=["a", "b", "a"])
+    for reward in (1.0, 0.0, 0.5):
+        order.observe(0, reward)
+    assert order.weights().tolist() == pytest.approx([1.0, 1.0, 1.0])  # the mean is 0.5, the target
+    for _ in range(17):
+        order.observe(2, 0.5)
+    order.observe(0, 1.0)  # the 21st moves the mean by a twentieth of the way
+    assert order.weights().tolist() == pytest.approx([exp(-0.5 * (0.025 / 0.25) ** 2), 1.0, exp(-0.005)])
+
+
+def test_a_key_that_a_task_lacks_or_the_order_does_not_read_is_refused() -> None:
+    with pytest.raises(DatasetError, match="difficulty_key is 'environment', but task train/0 has no such field"):
+        make_order(tasks(1), SamplingConfig(order="difficulty", difficulty_key="environment"), seed=0, batch_size=1)
+    with pytest.raises(ValueError, match="belongs to order difficulty, and order is shuffled"):
+        SamplingConfig(difficulty_key="environment")
+
+
 def test_unseen_tasks_come_before_unsuitable_ones() -> None:
     order = DifficultyOrder(200, 1, 10, SETTINGS.model_copy(update={"difficulty_floor": 1e-9}))
     first = order.draw()

@@ -17,10 +17,10 @@ def test_the_values_of_8_bits_are_those_of_bitsandbytes():
 
 
 @pytest.mark.parametrize("before", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(3, 64), (500, 128), (1000, 64)])
+@pytest.mark.parametrize("shape", [(3, 64), (500, 128), (1000, 64), (9000, 128)])
 def test_a_weight_in_4_bits_is_that_of_bitsandbytes_bit_for_bit(shape, before):
     """But for blocks whose scale is as near to one of the 256 values as to the next, within a step of the kernel's
-    table: they have one or the other."""
+    table: they have one or the other. The last shape takes several pieces."""
     torch.manual_seed(0)
     weight = torch.randn(shape) * torch.rand(shape[0], 1)
     weight[1] = 0.0

@@ -15,9 +15,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from sharpen.config.trainer import LoraConfig
 from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.errors import ConfigError
-from sharpen.learning.trainer.lora import AdaptedModel, WithoutAdapters
+from sharpen.learning.trainer.lora import AdaptedModel
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import pack
+from sharpen.learning.trainer.reference import WithoutAdapters
 from sharpen.models.experts import experts_of
 from sharpen.models.routing import Routing
 from sharpen.models.table import family_of

@@ -17,9 +17,10 @@ from sharpen.config.trainer import LoraConfig, TrainerConfig
 from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.errors import ParityError
 from sharpen.learning.algorithm.resolve import resolve
-from sharpen.learning.trainer.lora import AdaptedModel, WithoutAdapters
+from sharpen.learning.trainer.lora import AdaptedModel
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import pack
+from sharpen.learning.trainer.reference import WithoutAdapters
 from sharpen.learning.trainer.trainer import Trainer
 from sharpen.models.routing import Routing, to_array
 from sharpen.placement.probe import sample_probes

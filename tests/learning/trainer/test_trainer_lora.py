@@ -21,10 +21,11 @@ from sharpen.engine.weights import copy_weights
 from sharpen.errors import CheckpointError, ConfigError
 from sharpen.learning.algorithm.resolve import resolve
 from sharpen.learning.trainer import checkpoint
-from sharpen.learning.trainer.lora import AdaptedModel, WithoutAdapters, adapters_line, load_reference, load_trained
+from sharpen.learning.trainer.lora import AdaptedModel, adapters_line, load_trained
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import pack
 from sharpen.learning.trainer.parity import Tolerance
+from sharpen.learning.trainer.reference import WithoutAdapters
 from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.learning.trainer.settings import check_lora
 from sharpen.learning.trainer.trainer import Trainer
@@ -439,16 +440,6 @@ def test_unknown_target_modules_are_refused_with_the_known_ones(toy_model_dir):
     config = TrainerConfig(lora=LoraConfig(target_modules=("q_proj", "query", "lm_head")))
     with pytest.raises(ConfigError, match=r"names lm_head, query, but .* are down_proj, gate_proj, k_proj, .*v_proj$"):
         load_trained(toy_model_dir, config, CPU)
-
-
-def test_without_lora_there_are_two_models_and_all_weights_train(toy_model_dir):
-    config = TrainerConfig()
-    policy = load_trained(toy_model_dir, config, CPU)
-    reference = load_reference(policy, toy_model_dir, config, CPU)
-    assert isinstance(reference, TrainedModel)
-    assert reference.module is not policy.module
-    assert list(reference.parameters()) == []
-    assert policy.adapters is None
 
 
 def test_peft_that_is_missing_or_too_old_is_a_clear_error(tmp_path, monkeypatch):

@@ -45,6 +45,20 @@ def test_weights_gradients_and_moments_by_hand(folder: Path) -> None:
     assert "critic: weights" not in found
 
 
+def test_a_large_reference_on_a_processor_is_there_only_while_it_scores(tmp_path: Path) -> None:
+    """Two bytes a weight, if its files are in bfloat16: the embeddings too. Break: count it always."""
+    folder = write_config(tmp_path, model_config(hidden_size=1024, vocab_size=131_072, dtype="bfloat16"))
+    in_bfloat16 = {"trainer.dtype": "bfloat16", "engine.dtype": "bfloat16"}
+    (place,) = planned(folder, in_bfloat16, CPU).places
+    (found,) = (item for item in place.items if item.role == "reference: weights")
+    weights = next(item.num_bytes for item in place.items if item.role == "engine: weights") // 2
+    norms = 3 * (2 * 1024 + 2 * 16) + 1024
+    assert weights > 100_000_000
+    assert (found.when, found.num_bytes) == ("scoring", 2 * weights + 2 * norms)
+    on_gpu = planned(folder, in_bfloat16, gpu(16))
+    assert [item.when for item in on_gpu.places[0].items if item.role == found.role] == ["always"]
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [("adamw_8bit", 2 * P + P // 32), ("paged_adamw_8bit", 2 * P + P // 32), ("muon", 4 * P + 4 * 500 * 64)],
@@ -136,6 +150,11 @@ def test_comparing_gradients_takes_the_model_once_more_or_some_blocks(folder: Pa
     assert probe_bytes(large, block, 0, rounded=True) == 16 * block + 400 * 2**20
     assert probe_bytes(large, block, large, rounded=True) == 16 * block + 400 * 2**20 + 16 * 200_000_000
     assert probe_bytes(large, 0, 0, rounded=True) == 4 * large
+    in_4_bits = 440_000_000  # half a byte each, and four for each 64
+    assert (
+        probe_bytes(large, block, 0, rounded=True, in_4_bits=in_4_bits)
+        == 16 * block + 400 * 2**20 + 220_000_000 + 27_500_000
+    )
 
 
 def test_what_is_offloaded_lies_on_the_host(folder: Path) -> None:

@@ -10,5 +10,7 @@
 - `verifiers`: environments of the package verifiers
 - `verifiers_chat`: how an agent of theirs talks in this process
 - `openenv`: servers of OpenEnv
+- `harbor`: task folders of Harbor: an agent in a container, then the tests
+- `harbor_tasks`: reads these folders
 - `mixture`: several environments in one run
 """

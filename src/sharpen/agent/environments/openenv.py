@@ -27,6 +27,7 @@ import httpx
 from sharpen.agent.environments.environment import TEST
 from sharpen.agent.environments.games import Conversation, arguments_of, as_reward, as_text, seeds
 from sharpen.agent.environments.packages import import_package
+from sharpen.config.doors import code_identity
 from sharpen.config.functions import import_function, import_object
 from sharpen.config.public import EnvironmentConfig, WorkflowOutput
 from sharpen.errors import ConfigError, RolloutError
@@ -175,6 +176,20 @@ class OpenEnv:
         return (lambda said: {field: said}) if name == "action" else (lambda observation: observation.get(field))
 
 
+def identity(config: EnvironmentConfig) -> dict[str, int | str]:
+    """Return by what a run that goes on recognizes a server's code: that of an application which is served here, or
+    what a server by its address says that it is, if it says so."""
+    assert config.id is not None
+    if "://" not in config.id:
+        return code_identity(config.id)
+    try:
+        said = httpx.get(f"{_address(config.id)}/metadata", timeout=30.0).raise_for_status().json()
+    except (httpx.HTTPError, ValueError):  # not every server has it
+        return {}
+    named = {name: said.get(name) for name in ("name", "version")} if isinstance(said, dict) else {}
+    return {name: str(value) for name, value in named.items() if value}
+
+
 class _Server:
     """A server and how it is ended."""
 
@@ -188,12 +203,17 @@ class _Server:
 
 def _serve(name: str, *, process: bool) -> _Server:
     """Return the server with an address, or one that serves an application. Raises `ConfigError`."""
-    scheme, _, rest = name.partition("://")
-    if rest:
-        if scheme not in {*_WS, *_WS.values()}:
-            raise ConfigError(f"environment.id is {name!r}: the address of a server begins with http, https, ws or wss")
-        return _Server(f"{'https' if scheme in ('https', 'wss') else 'http'}://{rest}".rstrip("/"), lambda: None)
+    if "://" in name:
+        return _Server(_address(name), lambda: None)
     return _in_process(name) if process else _in_thread(name)
+
+
+def _address(name: str) -> str:
+    """Return an address as HTTP takes it. Raises `ConfigError`."""
+    scheme, _, rest = name.partition("://")
+    if not rest or scheme not in {*_WS, *_WS.values()}:
+        raise ConfigError(f"environment.id is {name!r}: the address of a server begins with http, https, ws or wss")
+    return f"{'https' if scheme in ('https', 'wss') else 'http'}://{rest}".rstrip("/")
 
 
 def _in_thread(name: str) -> _Server:

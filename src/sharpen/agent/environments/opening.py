@@ -32,8 +32,9 @@ _HOMES = {
     "textarena": ("textarena", "TextArena", "textarena"),
     "verifiers": ("verifiers", "Verifiers", "verifiers"),
     "openenv": ("openenv", "OpenEnv", "openenv"),
+    "harbor": ("harbor", "Harbor", None),
 }
-"""Module, class and package of ours. They are loaded when they are opened."""
+"""Module, class and package of ours (None: it needs none). They are loaded when they are opened."""
 _opened: dict[str, Environment] = {}
 """The environments of this process, by their settings."""
 _lock = threading.Lock()
@@ -112,13 +113,14 @@ def tasks_of(dataset: DatasetConfig, config: EnvironmentConfig | None) -> Sequen
 
 
 def environment_identity(config: EnvironmentConfig) -> dict[str, int | str]:
-    """Return by what a run that goes on recognizes the code of its environment: the version of the package, or the
-    digest of somebody's own file."""
+    """Return by what a run that goes on recognizes the code of its environment: the version of the package and what its
+    module's `identity` adds, or the digest of somebody's own file."""
     if config.type == MIXTURE:
         return {name: value for part in parts_of(config) for name, value in environment_identity(part).items()}
     if config.type in _HOMES:
-        package = _HOMES[config.type][2]
-        return {package: version(package)}
+        module, _, package = _HOMES[config.type]
+        more = getattr(_module(module), "identity", None)
+        return {**({package: version(package)} if package else {}), **(more(config) if more else {})}
     return source_identity("environments", config.type)
 
 
@@ -128,7 +130,7 @@ def _open(config: EnvironmentConfig) -> Environment:
     assert {*_HOMES, MIXTURE} == set(ENVIRONMENTS)
     if config.type in _HOMES:
         module, name, _ = _HOMES[config.type]
-        make = getattr(importlib.import_module(f"sharpen.agent.environments.{module}"), name)
+        make = getattr(_module(module), name)
     else:
         make = find_part("environments", config.type, {})
     try:
@@ -141,6 +143,10 @@ def _open(config: EnvironmentConfig) -> Environment:
     if environment.judge is not None:
         judge_arguments(environment.judge)
     return environment
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"sharpen.agent.environments.{name}")
 
 
 async def workflow_of_environment(

@@ -85,7 +85,7 @@ class RelativeJudge:
 
     Scores of different groups cannot be compared: evaluations keep the reward of judge or workflow. Equal answers get
     equal scores, and a group of equal answers 0.5 without asking. If the model answers no verdict, the group's rollouts
-    end as failures of the judge, without a reward. Operators have no auxiliary models: `model` needs a `base_url`.
+    end as failures of the judge, without a reward.
     """
 
     model: JudgeModel
@@ -93,14 +93,7 @@ class RelativeJudge:
     goal: str = ""
     reason: bool = True
 
-    def __post_init__(self) -> None:
-        if self.model.base_url is None:
-            raise ConfigError(
-                f"RelativeJudge asks the auxiliary model {self.model.name!r}, but operators have none: give its "
-                "JudgeModel the base_url of an endpoint"
-            )
-
-    def __call__(self, groups: Sequence[Group]) -> list[Group]:
+    def __call__(self, groups: Sequence[Group], auxiliary_models: Mapping[str, Any] | None = None) -> list[Group]:
         """Score the groups of a step. Raises `ConfigError` if a group is compared with a baseline."""
         for group in groups:
             if group.baseline is not None:
@@ -109,27 +102,27 @@ class RelativeJudge:
                     "of a further greedy rollout: choose another algorithm.algorithm_type"
                 )
         with ThreadPoolExecutor(1) as thread:  # whose event loop is its own: a notebook's is running
-            return thread.submit(asyncio.run, self._all(groups)).result()
+            return thread.submit(asyncio.run, self._all(groups, auxiliary_models)).result()
 
-    async def _all(self, groups: Sequence[Group]) -> list[Group]:
+    async def _all(self, groups: Sequence[Group], models: Mapping[str, Any] | None) -> list[Group]:
         slots = asyncio.Semaphore(AT_ONCE)
 
         async def one(group: Group) -> Group:
             async with slots:
-                return await self._scored(group)
+                return await self._scored(group, models)
 
         try:
             return list(await asyncio.gather(*map(one, groups)))
         finally:
             await close_clients()
 
-    async def _scored(self, group: Group) -> Group:
+    async def _scored(self, group: Group, models: Mapping[str, Any] | None) -> Group:
         answers = {rollout.id: answer_text(rollout) for rollout in group.scored}
         texts = sorted(set(answers.values()))
         if not texts:
             return group
         try:
-            scores, tokens = await self._scores(group, texts)
+            scores, tokens = await self._scores(group, texts, models)
         except ConfigError:
             raise
         except Exception as error:  # of the model or its endpoint: the group has no verdict
@@ -144,7 +137,9 @@ class RelativeJudge:
 
         return replace(group, rollouts=tuple(map(with_score, group.rollouts)))
 
-    async def _scores(self, group: Group, texts: list[str]) -> tuple[dict[str, float], int]:
+    async def _scores(
+        self, group: Group, texts: list[str], models: Mapping[str, Any] | None
+    ) -> tuple[dict[str, float], int]:
         """Return the score of each text, and the tokens that they cost."""
         if len(texts) == 1:
             return {texts[0]: 0.5}, 0
@@ -152,5 +147,5 @@ class RelativeJudge:
         named = {f"answer_{number}": text for number, text in enumerate(texts, 1)}
         content = {"question": shown(group.task.row, self.question), "answers": named}
         schema = schema_of(dict.fromkeys(named, range(BEST + 1)), reason=self.reason)
-        verdict = await self.model.ask(messages(f"{GROUP} {self.goal}".strip(), content), schema)
+        verdict = await self.model.ask(messages(f"{GROUP} {self.goal}".strip(), content), schema, models)
         return {text: verdict.members[name] / BEST for name, text in named.items()}, verdict.tokens

@@ -59,17 +59,24 @@ class Pipeline:
 
     operators: tuple[tuple[str, Operator], ...]
 
+    @property
+    def asks_models(self) -> bool:
+        """Whether an operator takes the auxiliary models of the run."""
+        return any(_asks_models(operator) for _, operator in self.operators)
+
     @classmethod
     def of(cls, configs: Sequence[OperatorConfig], known: Mapping[str, Operator]) -> Pipeline:
         """The operators of a setting. Raises `ConfigError` for a name that nobody has, or arguments that it does not
         take."""
         return cls(operators=tuple((config.name, _bound(config, known)) for config in configs))
 
-    def on_groups(self, groups: Sequence[Group]) -> list[Group]:
-        """Apply the operators to the groups of a step. Raises `OperatorError`, with the operator's name."""
+    def on_groups(self, groups: Sequence[Group], auxiliary_models: Mapping[str, Any] | None = None) -> list[Group]:
+        """Apply the operators to the groups of a step; those that take the auxiliary models get these. Raises
+        `OperatorError`, with the operator's name."""
         found = list(groups)
         for name, operator in self.operators:
-            found = checked(name, found, _called(name, operator, found))
+            asks = partial(operator, auxiliary_models=auxiliary_models) if _asks_models(operator) else operator
+            found = checked(name, found, _called(name, asks, found))
         return found
 
     def on_tasks(self, tasks: Sequence[Task]) -> list[Task]:
@@ -92,6 +99,10 @@ def filter_tasks(tasks: Sequence[Task], configs: Sequence[OperatorConfig]) -> tu
     kept = Pipeline.of(configs, ON_TASKS).on_tasks(tasks)
     names = ", ".join(config.name for config in configs)
     return kept, (f"{len(kept)} of {len(tasks)} training tasks are left by the operators {names}",)
+
+
+def _asks_models(operator: Operator) -> bool:
+    return "auxiliary_models" in inspect.signature(operator).parameters
 
 
 def _bound(config: OperatorConfig, known: Mapping[str, Operator]) -> Operator:

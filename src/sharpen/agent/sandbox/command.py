@@ -1,6 +1,7 @@
 """The records and interfaces of a command: what is to be run, where it runs, how it ended.
 
-In: nothing. Out: `Command`, `Ended`, `Lifeline`, and `Sandbox`, the interface of the places where commands run.
+In: nothing. Out: `Command`, `Ended`, `Lifeline`; `Sandbox` and `Session`, the interfaces of the places where commands
+run.
 """
 
 from __future__ import annotations
@@ -97,3 +98,22 @@ class Sandbox(Protocol):
 
         When `lifeline` ends, the command must end within a moment, and this method return.
         """
+
+
+class Session(Sandbox, Protocol):
+    """A sandbox that stays: what a command leaves in its files is there for the next one.
+
+    Commands start in its own folder, with its own HOME. Paths in it are whole ones, with `/` for its root.
+    """
+
+    def as_user(self, user: str | None) -> Sandbox:
+        """Return what runs commands in it as another user, by name or number; None: its own."""
+
+    def put(self, source: Path, target: str) -> None:
+        """Copy a file or a folder into it, in place of what is there. Blocks. Raises `SandboxError`."""
+
+    def get(self, source: str, target: Path) -> bool:
+        """Copy a file or a folder out of it, to a path that is not there yet; False if there is none. Blocks."""
+
+    def close(self) -> None:
+        """End what runs in it, and remove it. Closing again does nothing. Blocks."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from sharpen.agent.sandbox.command import Command, Ended, Lifeline, Limits, Sandbox
 from sharpen.agent.sandbox.local import Subprocess
@@ -108,6 +108,7 @@ def _stamps(folder: Path) -> dict[str, Stamp]:
 END_OF_ROLLOUT = "the end of the rollout"
 CANCELLED_S = 15.0
 """How long a cancelled `run` waits for the end of its processes."""
+Result = TypeVar("Result")
 Environment = Callable[[str | None], Mapping[str, str]]
 """(the name by which the gateway is reached; None: its own) -> the variables from which agents learn their model."""
 
@@ -209,7 +210,7 @@ class Commands:
     async def run(self, request: Request) -> CommandResult:
         """Run a command without blocking the loop. Cancelling ends it, with all that came from it."""
         lifeline = Lifeline()
-        future = _in_thread(lambda: self._run(request, lifeline))
+        future = in_thread(lambda: self._run(request, lifeline))
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -294,9 +295,9 @@ def _result(ended: Ended, folder: Folder, changes: Changes) -> CommandResult:
     )
 
 
-def _in_thread(work: Callable[[], CommandResult]) -> Future[CommandResult]:
+def in_thread(work: Callable[[], Result]) -> Future[Result]:
     """Run it on a daemon thread of its own: commands last long, and many run at once."""
-    future: Future[CommandResult] = Future()
+    future: Future[Result] = Future()
 
     def target() -> None:
         future.set_running_or_notify_cancel()

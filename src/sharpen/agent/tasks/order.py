@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -167,8 +167,9 @@ def distinct(ids: Sequence[str]) -> list[str]:
 #
 # Shape suffixes: N tasks.
 
-RATE = 0.5
-"""The weight of a task's newest mean reward in its moving average."""
+RATE, SHARED_RATE = 0.5, 0.05
+"""The weight of the newest mean reward in a task's moving average, and in one that tasks share: there the first ones
+count alike, until each has so little weight."""
 
 
 class DifficultySettings(Protocol):
@@ -187,9 +188,18 @@ class DifficultyOrder:
 
     A task that was never drawn has weight 1; one with recent mean reward m has `exp(-((m - target) / width)^2 / 2)`,
     but at least `difficulty_floor`, so that no task is dropped. The recent mean is a moving average with rate `RATE`.
+    With `shared`, a value for each task, tasks with the same value have one mean together, also those not drawn yet.
     """
 
-    def __init__(self, num_tasks: int, seed: int, batch_size: int, settings: DifficultySettings) -> None:
+    def __init__(
+        self,
+        num_tasks: int,
+        seed: int,
+        batch_size: int,
+        settings: DifficultySettings,
+        *,
+        shared: Sequence[Hashable] | None = None,
+    ) -> None:
         if num_tasks < 1 or batch_size < 1:
             raise ConfigError(f"num_tasks ({num_tasks}) and batch_size ({batch_size}) must be at least 1")
         self._identity: dict[str, Any] = {
@@ -200,7 +210,12 @@ class DifficultyOrder:
         }
         self._settings = settings
         self._num_draws = 0
+        self._shared = shared is not None
+        numbers: dict[Hashable, int] = {}
+        values = range(num_tasks) if shared is None else shared
+        self._mean_of_N = np.array([numbers.setdefault(value, len(numbers)) for value in values])
         self._means: dict[int, float] = {}
+        self._counts: Counter[int] = Counter()
 
     def num_batches(self, epochs: int) -> int:
         """Return the number of batches for `epochs` times the number of tasks, rounded up."""
@@ -216,17 +231,21 @@ class DifficultyOrder:
 
     def observe(self, task: int, reward: float) -> None:
         """Move the task's recent mean reward towards `reward`."""
-        before = self._means.get(task, reward)
-        self._means[task] = before + RATE * (reward - before)
+        mean = int(self._mean_of_N[task])
+        self._counts[mean] += 1
+        before = self._means.get(mean, reward)
+        rate = max(SHARED_RATE, 1 / self._counts[mean]) if self._shared else RATE
+        self._means[mean] = before + rate * (reward - before)
 
     def weights(self) -> npt.NDArray[np.float64]:
         """Return the weight of each task, shape N."""
-        weights_N = np.ones(self._identity["num_tasks"])
+        weights = np.ones(int(self._mean_of_N.max()) + 1)
         if self._means:
             means = np.array(list(self._means.values()))
             distances = (means - self._settings.difficulty_target) / self._settings.difficulty_width
             near = np.maximum(np.exp(-0.5 * np.square(distances)), self._settings.difficulty_floor)
-            weights_N[list(self._means)] = near
+            weights[list(self._means)] = near
+        weights_N: npt.NDArray[np.float64] = weights[self._mean_of_N]
         return weights_N
 
     def state(self) -> dict[str, Any]:
@@ -235,6 +254,7 @@ class DifficultyOrder:
             **self._identity,
             "num_draws": self._num_draws,
             "means": [[task, mean] for task, mean in sorted(self._means.items())],
+            **({"counts": sorted(self._counts.items())} if self._shared else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -242,6 +262,7 @@ class DifficultyOrder:
         check_identity(self._identity, state)
         self._num_draws = int(state["num_draws"])
         self._means = {int(task): float(mean) for task, mean in state["means"]}
+        self._counts = Counter({int(mean): int(count) for mean, count in state.get("counts", ())})
 
     def _ranking(self) -> npt.NDArray[np.int64]:
         """Return all tasks in the order of a weighted draw without replacement, shape N. Its first k are a draw of k.
@@ -265,12 +286,16 @@ class OrderSettings(DifficultySettings, Protocol):
     def order(self) -> str: ...
     @property
     def curriculum_key(self) -> str | None: ...
+    @property
+    def difficulty_key(self) -> str | None: ...
 
 
 def make_order(tasks: Sequence[Task], sampling: OrderSettings, *, seed: int, batch_size: int) -> Order:
-    """Return the configured order of `tasks`. Raises `DatasetError` if a task lacks the number for a curriculum."""
+    """Return the configured order of `tasks`. Raises `DatasetError` if a task lacks the field that it goes by."""
     if sampling.order == "difficulty":
-        return DifficultyOrder(len(tasks), seed, batch_size, sampling)
+        key = sampling.difficulty_key
+        shared = None if key is None else [_value(task, key) for task in tasks]
+        return DifficultyOrder(len(tasks), seed, batch_size, sampling, shared=shared)
     if sampling.order == "curriculum" and sampling.curriculum_key is not None:
         sequence = easy_to_hard(tasks, sampling.curriculum_key)
         name = f"curriculum by {sampling.curriculum_key}"
@@ -278,6 +303,14 @@ def make_order(tasks: Sequence[Task], sampling: OrderSettings, *, seed: int, bat
     if sampling.order == "sequential":
         return TaskOrder(len(tasks), seed, batch_size, shuffle=False, name="sequential")
     return TaskOrder(len(tasks), seed, batch_size)
+
+
+def _value(task: Task, key: str) -> str:
+    if key not in task.row:
+        raise DatasetError(
+            f"sampling.difficulty_key is {key!r}, but task {task.id} has no such field (it has {', '.join(task.row)})"
+        )
+    return str(task.row[key])
 
 
 def easy_to_hard(tasks: Sequence[Task], key: str) -> list[int]:

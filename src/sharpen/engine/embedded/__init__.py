@@ -12,6 +12,7 @@
 - `mixing`: recurrent and convolution layers over the slots
 - `states`: their states, and copies where other jobs may begin
 - `pictures`: the images of jobs
+- `prompt_scores`: the logprobs of a prompt's own tokens, where a request asks for them
 - `sampling`: draws tokens, with the exact logprobs that they were drawn with
 - `graphs`: CUDA graphs for steps that only decode
 - `matmul`: the faster of two ways to a matrix product on a CPU

@@ -25,12 +25,21 @@ _ROW_BUCKET = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """Rows of one slot whose next token is one of its prompt, which is scored; and their positions."""
+
+    slot: int
+    row_X: Indices
+    position_X: Indices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
     """The rows of one forward pass. `slot_N` is the slot that each row's KV is written to.
 
     Tokens are sampled from `rows_R`, for the slots `slots_R`. `computed` holds (slot, number of positions with KV
     afterwards). Of the first `num_decode` rows those of the slots `decoding` are real. In the fixed layout there are no
-    decode rows or segments, and each row is computed separately.
+    decode rows or segments, and each row is computed separately. `scored` are the rows of prompts that are scored.
     """
 
     token_N: Indices
@@ -43,6 +52,7 @@ class StepBatch:
     rows_R: Indices
     slots_R: Indices
     computed: tuple[tuple[int, int], ...]
+    scored: tuple[Scored, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +63,10 @@ class StepWork:
     spans: tuple[tuple[int, int, int], ...]
 
 
-def collect_work(table: SlotTable, token_budget: int, *, stateful: bool = False) -> StepWork:
+def collect_work(table: SlotTable, token_budget: int, score_budget: int, *, stateful: bool = False) -> StepWork:
     """Choose the tokens of a step: slots with one token to compute decode; the others compute up to `token_budget`
-    prompt tokens together, oldest job first. If `stateful`, a span ends at its job's next stop, and before the last
-    token at the latest."""
+    prompt tokens together, oldest job first, up to `score_budget` of them of prompts that are scored. If `stateful`, a
+    span ends at its job's next stop, and before the last token at the latest."""
     todo_S = np.where(table.active_S, table.num_ids_S - table.kv_len_S, 0)
     behind = [int(slot) for slot in np.flatnonzero(todo_S > 1)]
     behind.sort(key=lambda slot: job.order if (job := table.jobs[slot]) is not None else 0)
@@ -64,14 +74,18 @@ def collect_work(table: SlotTable, token_budget: int, *, stateful: bool = False)
     for slot in behind:
         if token_budget <= 0:
             break
+        scored = _is_scored(table, slot)
+        if scored and score_budget <= 0:
+            continue
         start = int(table.kv_len_S[slot])
-        end = min(int(table.num_ids_S[slot]), start + token_budget)
+        end = min(int(table.num_ids_S[slot]), start + (min(token_budget, score_budget) if scored else token_budget))
         if stateful and (job := table.jobs[slot]) is not None:
             stops = (stop for stop in job.stops if stop > start)
             end = min(end, int(table.num_ids_S[slot]) - 1, *stops)
         end = _beside_blocks(table, slot, start, end)
         spans.append((slot, start, end))
         token_budget -= end - start
+        score_budget -= end - start if scored else 0
     return StepWork(decoding=np.flatnonzero(todo_S == 1), spans=tuple(spans))
 
 
@@ -81,6 +95,19 @@ def _beside_blocks(table: SlotTable, slot: int, start: int, end: int) -> int:
         if first < end < stop:
             return first if first > start else stop
     return end
+
+
+def _is_scored(table: SlotTable, slot: int) -> bool:
+    job = table.jobs[slot]
+    return job is not None and job.scores is not None
+
+
+def _scored(table: SlotTable, slot: int, row_X: Indices, position_X: Indices) -> tuple[Scored, ...]:
+    """Return the rows of a slot before another token of its prompt, if that is scored."""
+    if not _is_scored(table, slot):
+        return ()
+    before_X = position_X + 1 < table.num_prompt_S[slot]
+    return (Scored(slot=slot, row_X=row_X[before_X], position_X=position_X[before_X]),) if before_X.any() else ()
 
 
 def _blocks(table: SlotTable, slot: int) -> tuple[tuple[int, int], ...]:
@@ -119,6 +146,7 @@ def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
         slot_N[decoding] = decoding
         kv_length = bucketed(int(last_S.max()) + 1)
     segments, end_rows, end_slots = [], [], []
+    scored: tuple[Scored, ...] = ()
     row = num_decode
     for slot, start, end in work.spans:
         rows = slice(row, row + end - start)
@@ -127,6 +155,7 @@ def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
         slot_N[rows] = slot
         blocks = tuple(block for block in _blocks(table, slot) if start <= block[0] and block[1] <= end)
         segments.append(SlotSegment(slot=slot, first_row=row, start=start, end=end, blocks=blocks))
+        scored += _scored(table, slot, np.arange(row, rows.stop), np.arange(start, end))
         row = rows.stop
         if end == table.num_ids_S[slot]:
             end_rows.append(row - 1)
@@ -142,6 +171,7 @@ def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
         rows_R=np.concatenate([decoding, np.array(end_rows, np.int64)]),
         slots_R=np.concatenate([decoding, np.array(end_slots, np.int64)]),
         computed=_computed(table, work),
+        scored=scored,
     )
 
 
@@ -176,6 +206,10 @@ def _fixed_chunk(table: SlotTable, slots: Indices, positions: Indices, scratch: 
     position_N[:count] = positions
     slot_N[:count] = slots
     sampled = np.flatnonzero(positions == table.num_ids_S[slots] - 1)
+    scored: tuple[Scored, ...] = ()
+    for slot in np.unique(slots):
+        row_X = np.flatnonzero(slots == slot)
+        scored += _scored(table, int(slot), row_X, positions[row_X])
     return StepBatch(
         token_N=token_N,
         position_N=position_N,
@@ -187,4 +221,5 @@ def _fixed_chunk(table: SlotTable, slots: Indices, positions: Indices, scratch: 
         rows_R=sampled,
         slots_R=slots[sampled],
         computed=tuple((int(slot), int(position) + 1) for slot, position in zip(slots, positions, strict=True)),
+        scored=scored,
     )

@@ -28,6 +28,7 @@ from sharpen.engine.embedded.matmul import DEFAULT, MatmulChoice, choose_float32
 from sharpen.engine.embedded.mixing import Mixing
 from sharpen.engine.embedded.pictures import EnginePictures
 from sharpen.engine.embedded.projections import own
+from sharpen.engine.embedded.prompt_scores import PromptScores
 from sharpen.engine.embedded.scheduler import Scheduler
 from sharpen.engine.embedded.selfcheck import check_forward, reference_logits
 from sharpen.engine.embedded.slots import SlotRequest
@@ -248,6 +249,9 @@ class EmbeddedEngine:
             order=self._num_requests,
             max_new=max_new,
             ids_T=request.prompt_ids.astype(np.int32),
+            scores=None
+            if request.prompt_logprobs is None
+            else PromptScores(request.prompt_ids, request.prompt_logprobs),
         )
 
     async def _drive(self) -> None:

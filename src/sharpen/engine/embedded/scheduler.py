@@ -9,6 +9,7 @@ In: jobs. Out: a slot table whose active slots the next step computes. Policy:
 - In a model with recurrent layers (`states`) a prefix is reused only where a state was kept: at the end of a slot, of a
   prompt but for its last token, and where another job's ids are known to part. A job that is about to pass such a
   place stops there (`SlotRequest.stops`).
+- A job whose prompt is scored reuses nothing.
 - Slots are added while the least recently used retained slot is still fresh; otherwise that slot is evicted.
 - Active slots are kept low and dense, since a step computes all slots up to the highest decoding one.
 - If longer slots no longer all fit the budget, the youngest jobs are suspended and placed again later.
@@ -94,6 +95,8 @@ class Scheduler:
         if len(job.ids_T) > self.pool.length:
             self._lengthen(len(job.ids_T))
         shared_S = np.minimum(table.common_prefix(job.ids_T), len(job.ids_T) - 1)
+        if job.scores is not None:
+            shared_S[:] = 0  # KV has no logits: all of its prompt is computed
         cached_S = np.minimum(shared_S, table.kv_len_S)
         cached_S[[target for _, target, _ in self._copies]] = 0  # not a source yet: its own copy is still pending
         known = int(cached_S.max())

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from sharpen.contracts import GenerateRequest, Generation
 from sharpen.engine.embedded.pictures import JobPictures
+from sharpen.engine.embedded.prompt_scores import PromptScores
 from sharpen.models.routing import RouteShape
 from sharpen.types import FloatArray, IntArray, RouteArray
 
@@ -49,6 +50,8 @@ class SlotRequest:
     """Positions of the prompt at which the recurrent state is kept. Set by the scheduler."""
     pictures: JobPictures | None = None
     """The images of the prompt; None if it has none."""
+    scores: PromptScores | None = None
+    """The logprobs of the prompt's tokens as they are computed; None if the request does not ask for them."""
 
     @property
     def num_prompt(self) -> int:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 _PROMPT_TOKENS_PER_STEP = {"cpu": 2048, "cuda": 8192}
 """Enough for large products, but few enough that decoding jobs do not wait long."""
+_SCORED_LOGITS = 64_000_000
+"""The most logits of prompts that are scored in one step: a quarter of a gigabyte."""
 
 
 class Stepper:
@@ -74,6 +76,7 @@ class Stepper:
         self.computed_tokens = 0
         self.sampled_tokens = 0
         self.prompt_tokens_per_step = _PROMPT_TOKENS_PER_STEP.get(device.type, _PROMPT_TOKENS_PER_STEP["cpu"])
+        self._scored_tokens_per_step = max(1, _SCORED_LOGITS // vocab_size)
         self._forward = forward
         self._scheduler = scheduler
         self._device = device
@@ -99,7 +102,9 @@ class Stepper:
         scheduler.admit()
         scheduler.reserve()
         scheduler.compact()
-        work = collect_work(table, self.prompt_tokens_per_step, stateful=self._mixing is not None)
+        work = collect_work(
+            table, self.prompt_tokens_per_step, self._scored_tokens_per_step, stateful=self._mixing is not None
+        )
         scratch = scheduler.pool.scratch
         if self._deterministic:
             batches = lay_out_fixed(table, work, scratch)
@@ -136,8 +141,9 @@ class Stepper:
                 segments=batch.segments,
                 both_ways=self._pictures.both_ways if self._pictures is not None else "",
             )
-            rows = np.zeros(padded_rows(max(1, len(batch.rows_R))), np.int64)
-            rows[: len(batch.rows_R)] = batch.rows_R
+            wanted = np.concatenate([batch.rows_R, *(scored.row_X for scored in batch.scored)])
+            rows = np.zeros(padded_rows(max(1, len(wanted))), np.int64)
+            rows[: len(wanted)] = wanted
         if self._mixing is not None:
             self._mixing.lay_out(batch.decoding, batch.segments)
         with recording(self._routing) as recorded, showing(self._view(batch)):
@@ -145,6 +151,7 @@ class Stepper:
             if recorded is not None and self._routing is not None:
                 routes_NLK = to_array(recorded.routes_NLK, self._routing.shape)
                 self._scheduler.table.note_routes(batch.slot_N, batch.position_N, routes_NLK)
+        self._score(batch, logits)
         if not len(batch.rows_R):
             return None
         if self._deterministic:
@@ -152,6 +159,19 @@ class Stepper:
         else:
             logits_RV = logits[: len(batch.rows_R)]
         return sample(logits_RV, self._sampling_rows(batch.slots_R))
+
+    def _score(self, batch: StepBatch, logits: torch.Tensor) -> None:
+        """Note the logprobs of prompts that are scored. In the fixed layout every row has its logits; else they are
+        behind those that are sampled from."""
+        first = len(batch.rows_R)
+        for scored in batch.scored:
+            job = self._scheduler.table.jobs[scored.slot]
+            assert job is not None
+            assert job.scores is not None
+            end = first + len(scored.row_X)
+            its = on_device(scored.row_X, self._device) if self._deterministic else slice(first, end)
+            job.scores.note(scored.position_X, logits[its])
+            first = end
 
     def _view(self, batch: StepBatch) -> View | None:
         """Return the images that a batch computes; None if no job of its slots has any."""
@@ -271,6 +291,7 @@ class Stepper:
                     text=text,
                     top_logprobs=tuple(job.top_logprobs),
                     routes_NLK=routes_NLK,
+                    prompt_logprobs=None if job.scores is None else job.scores.result(),
                 )
             )
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from sharpen.config.trainer import LoraConfig
-from sharpen.contracts import GenerateRequest, Generation
+from sharpen.contracts import GenerateRequest, Generation, PromptLogprobs
 from sharpen.engine.families import end_token_ids
 from sharpen.engine.requests import check_request, find_stop
 from sharpen.engine.token_masks import check_grammar, with_end
@@ -244,6 +244,7 @@ class VLLMEngine:
             max_tokens=max_new,
             seed=request.noise & (2**63 - 1),
             logprobs=request.top_logprobs,
+            prompt_logprobs=request.prompt_logprobs,
             stop=list(sampling.stop),
             stop_token_ids=self._end_ids,
             ignore_eos=True,  # only the ids above end a generation
@@ -267,7 +268,7 @@ class VLLMEngine:
             with in_use(adapter):
                 async for output in self._llm.generate(prompt, params, number, lora_request=lora):
                     if output.finished:
-                        return self._generation(request, output.outputs[0], adapter)
+                        return self._generation(request, output, adapter)
                     if request.on_tokens is not None:
                         new = output.outputs[0].token_ids[num_told:]
                         num_told += len(new)
@@ -280,13 +281,15 @@ class VLLMEngine:
             raise SamplingError(f"vLLM refuses the request: {error}") from error
         raise EngineError("vLLM gave no output")
 
-    def _generation(self, request: GenerateRequest, output: Any, adapter: Adapter | None) -> Generation:
-        text = None
+    def _generation(self, request: GenerateRequest, whole: Any, adapter: Adapter | None) -> Generation:
+        output, text = whole.outputs[0], None
         if isinstance(output.stop_reason, str):
             # Our own text is preferred: vLLM's begins within the prompt if that ends inside a character.
             own_text = find_stop(list(output.token_ids), request.sampling.stop, self._decode_text)
             text = output.text if own_text is None else own_text
         found = _generation(output, text, request.top_logprobs, None if adapter is None else adapter.version)
+        if request.prompt_logprobs is not None:
+            found = replace(found, prompt_logprobs=_of_prompt(request, whole.prompt_logprobs))
         if self._routes is None:
             return found
         num_tokens = len(request.prompt_ids) + len(found.ids) - 1
@@ -385,6 +388,15 @@ def _generation(output: Any, text: str | None, top_logprobs: int, version: int |
         text=text,
         top_logprobs=tuple(_alternatives(entry, top_logprobs) for entry in entries) if top_logprobs else (),
     )
+
+
+def _of_prompt(request: GenerateRequest, entries: Any) -> PromptLogprobs:
+    """Convert vLLM's logprobs of a prompt, of which the first token has none."""
+    tokens, scored, count = request.prompt_ids[1:].tolist(), entries[1:], request.prompt_logprobs or 0
+    logprobs: FloatArray = np.asarray(
+        [entry[token].logprob for entry, token in zip(scored, tokens, strict=True)], dtype=np.float32
+    )
+    return PromptLogprobs(logprobs=logprobs, top_logprobs=tuple(_alternatives(entry, count) for entry in scored))
 
 
 def _alternatives(entry: Mapping[int, Any], count: int) -> tuple[tuple[int, float], ...]:

@@ -236,12 +236,15 @@ def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, 
     return reasons[0] if reasons else ""
 
 
-def probe_bytes(weights: int, block: int, compared: int, *, rounded: bool) -> int:
+def probe_bytes(weights: int, block: int, compared: int, *, rounded: bool, in_4_bits: int = 0) -> int:
     """Return how much memory a probe takes beside the trainer, in bytes, of a model with so many `weights`, of which
     the largest block has `block` (0: it is held whole, as a small one is). `compared` of them train, if all weights
-    train; what a run in bfloat16 rounds is computed in float32, else in float64."""
+    train; what a run in bfloat16 rounds is computed in float32, else in float64. Those `in_4_bits` stay in memory in 4
+    bits, with a scale of float32 for each 64."""
     each = 4 if rounded else 8
-    held = _BLOCKS * each * block + _BESIDE if block and weights > WHOLE else each * weights
+    held = each * weights
+    if block and weights > WHOLE:
+        held = _BLOCKS * each * block + _BESIDE + in_4_bits // 2 + in_4_bits // 16
     return held + (8 + 2 * each) * min(compared, MOST_COMPARED)
 
 

@@ -3,7 +3,8 @@
 In: the decoded JSON body of one request, whose `prompt` is a text or a list of token ids. Out: a `CallRequest` with
 that prompt and nothing to render, or `ApiError`; and the answer in the API's own words. A text gets what the
 tokenizer puts before any text (Llama's begin token); ids are used as they are. `max_tokens` is the run's
-unless the request has its own (OpenAI's is 16).
+unless the request has its own (OpenAI's is 16). With `echo` the answer begins with the prompt, and `logprobs` are those
+of both: what evaluations by likelihood read.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, CallRequest, given_fields, short_repr
 
 MAX_LOGPROBS = 5
+LOWEST = -9999.0
+"""What stands for a logprob of minus infinity, which JSON does not have."""
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
-NOT_ECHO = unsupported("the prompt is the request's own")
 NOT_SUFFIX = unsupported("text is continued, not filled in")
 
 
@@ -36,7 +38,7 @@ class CompletionRequest(Shared, total=False):
 
     prompt: Required[str | SomeItems[TokenId] | Items[str] | Items[SomeItems[TokenId]]]
     best_of: int | None
-    echo: NOT_ECHO  # type: ignore[valid-type]
+    echo: bool | None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None
     suffix: NOT_SUFFIX  # type: ignore[valid-type]
 
@@ -50,14 +52,20 @@ def parse_request(body: Any, context: Context) -> tuple[CallRequest, Completions
     """Read a decoded body. Raises `ApiError`."""
     DOOR.check(body)
     given = given_fields(body)
-    prompt, logprobs = _prompt(given.pop("prompt")), given.pop("logprobs", None)
+    prompt, logprobs, echo = _prompt(given.pop("prompt")), given.pop("logprobs", None), given.pop("echo", False)
+    if echo and given.get("stream", False):
+        raise ApiError("'echo' is true: it goes with whole answers, not with 'stream'.", param="echo")
     best_of, num = given.get("best_of"), given.get("n", 1)
     if best_of is not None and best_of != num:
         raise ApiError(f"'best_of' is {short_repr(best_of)}; it must equal 'n' ({short_repr(num)}).", param="best_of")
     as_chat = {**given, "messages": [{"role": "user", "content": ""}], "logprobs": logprobs is not None}
     request, writer = chat.read_request({**as_chat, "top_logprobs": logprobs or 0}, context)
-    return replace(request, messages=(), rendered=(), prompt=prompt, plain_text=True), CompletionsWriter(
-        logprobs=writer.logprobs, include_usage=writer.include_usage, return_token_ids=writer.return_token_ids
+    raw = replace(request, messages=(), rendered=(), prompt=prompt, plain_text=True)
+    return replace(raw, prompt_logprobs=logprobs if echo else None), CompletionsWriter(
+        logprobs=writer.logprobs,
+        include_usage=writer.include_usage,
+        return_token_ids=writer.return_token_ids,
+        echo=echo,
     )
 
 
@@ -80,17 +88,20 @@ def _prompt(given: str | list[Any]) -> str | tuple[int, ...]:
 class CompletionsWriter(Writer):
     """Writes one answer as completions have it. Each choice has the index of its call.
 
-    `logprobs`, `return_token_ids`: each choice holds them; in a stream, they come after its text.
+    `logprobs`, `return_token_ids`: each choice holds them; in a stream, they come after its text. `echo`: each begins
+    with the prompt, and so do its logprobs.
     """
 
     logprobs: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
+    echo: bool = False
 
     def whole(self, head: Head, choices: Sequence[Choice], renderer: Renderer) -> dict[str, Any]:
         """Return the body of the whole answer."""
+        before = renderer.spell(head.prompt_ids_P.tolist()) if self.echo else ""
         bodies = [
-            {**self._last(head, index, choice, renderer), "text": choice.message["content"]}
+            {**self._last(head, index, choice, renderer), "text": f"{before}{choice.message['content']}"}
             for index, choice in enumerate(choices)
         ]
         return {**_head(head), "choices": bodies, "usage": chat.usage(head, choices)}
@@ -123,23 +134,37 @@ class CompletionsWriter(Writer):
             "index": index,
             "text": "",
             "finish_reason": choice.finish_reason,
-            "logprobs": _logprobs(choice.generation, renderer) if self.logprobs else None,
+            "logprobs": self._logprobs(head, choice.generation, renderer) if self.logprobs else None,
             "call_index": choice.call_index,
         }
         if self.return_token_ids:
             body |= {"prompt_token_ids": head.prompt_ids_P.tolist(), "token_ids": choice.generation.ids.tolist()}
         return body
 
+    def _logprobs(self, head: Head, generation: Generation, renderer: Renderer) -> dict[str, Any]:
+        """The logprobs in this API's format: a list for each fact, `text_offset` counted from the text's beginning. The
+        first token of an echoed prompt has none."""
+        ids: list[int] = generation.ids.tolist()
+        logprobs: list[float | None] = [*generation.logprobs.tolist()]
+        tops = [*(generation.top_logprobs or ((),) * len(ids))]
+        top_logprobs: list[dict[str, float] | None] = [_by_text(top, renderer) for top in tops]
+        if self.echo and (before := generation.prompt_logprobs) is not None:
+            ids = [*head.prompt_ids_P.tolist(), *ids]
+            logprobs = [None, *before.logprobs.tolist(), *logprobs]
+            top_logprobs = [None, *(_by_text(top, renderer) for top in before.top_logprobs), *top_logprobs]
+        texts = [renderer.token_bytes(token_id)[0] for token_id in ids]
+        return {
+            "tokens": texts,
+            "token_logprobs": [None if one is None else max(one, LOWEST) for one in logprobs],
+            "top_logprobs": top_logprobs,
+            "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=0)),
+        }
+
 
 def _head(head: Head) -> dict[str, Any]:
     return {"id": f"cmpl-{head.name}", "object": "text_completion", "created": head.created, "model": head.model}
 
 
-def _logprobs(generation: Generation, renderer: Renderer) -> dict[str, Any]:
-    """The logprobs in this API's format: a list for each fact, `text_offset` counted from the answer's beginning."""
-    ids, logprobs = generation.ids.tolist(), [max(one, -9999.0) for one in generation.logprobs.tolist()]
-    texts = [renderer.token_bytes(token_id)[0] for token_id in ids]
-    offsets = list(itertools.accumulate(map(len, texts[:-1]), initial=0))
-    tops = generation.top_logprobs or ((),) * len(ids)
-    top_logprobs = [{renderer.token_bytes(one)[0]: max(value, -9999.0) for one, value in top} for top in tops]
-    return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": top_logprobs, "text_offset": offsets}
+def _by_text(top: Sequence[tuple[int, float]], renderer: Renderer) -> dict[str, float]:
+    """Alternatives by their text. Of tokens with one text, such as parts of characters, the likeliest counts."""
+    return {renderer.token_bytes(one)[0]: max(value, LOWEST) for one, value in reversed(top)}

@@ -18,6 +18,7 @@
 - `constrained`: tokens that were sampled under a constraint
 - `output`: the output layer, with exact logits on a GPU
 - `lora`: a model of which adapters alone are trained
+- `reference`: the model before training
 - `critic`: a model with a head for values
 - `teacher`: a frozen model to learn from
 - `optimizer`: updates weights: rate, clipping, state

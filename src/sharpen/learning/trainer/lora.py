@@ -19,15 +19,12 @@ from safetensors.torch import save_file
 
 from sharpen.config.trainer import LoraConfig, TrainerConfig
 from sharpen.learning.trainer.model import (
-    Scorer,
     TrainedModel,
     kind_of,
     read_frozen_module,
     resolve_dtype,
     round_frozen,
 )
-from sharpen.learning.trainer.packing import Pack
-from sharpen.learning.trainer.scores import PackScores
 from sharpen.learning.trainer.sharding import whole
 from sharpen.models.adapters import ADAPTER, adapted_layers, add_adapters, is_of_experts, peft_config
 from sharpen.models.experts import expert_update, experts_of
@@ -69,15 +66,6 @@ def load_trained(
     )
     model.move_to(device)
     return model
-
-
-def load_reference(policy: TrainedModel, source: str | Path, config: TrainerConfig, device: torch.device) -> Scorer:
-    """Return the model before training: the policy without its adapters, or a second, frozen copy."""
-    if isinstance(policy, AdaptedModel):
-        return WithoutAdapters(policy)
-    reference = TrainedModel.load(source, dtype=config.dtype, device=device)
-    reference.freeze()
-    return reference
 
 
 class AdaptedModel(TrainedModel):
@@ -194,18 +182,6 @@ def _weight_name(name: str, layer: Any) -> str:
 def _plain(name: str) -> str:
     """Return the name that a tensor has in the model without adapters."""
     return ".".join(part for part in name.split(".") if part != "base_layer")
-
-
-class WithoutAdapters:
-    """A policy without its adapters, used as the reference, which needs no second copy of the weights."""
-
-    def __init__(self, policy: AdaptedModel) -> None:
-        self._policy = policy
-
-    def score(self, pack: Pack) -> PackScores:
-        """Return logprobs and entropies of the pack's entries, without gradient."""
-        with torch.no_grad(), self._policy.switched_off():
-            return self._policy.score(pack)
 
 
 def adapters_line(policy: TrainedModel) -> str:

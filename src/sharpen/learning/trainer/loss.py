@@ -19,8 +19,9 @@ import torch
 from sharpen.engine.token_masks import TokenMasks
 from sharpen.errors import ConfigError
 from sharpen.learning.trainer.checkpoint import SavedState
-from sharpen.learning.trainer.model import Scorer, TrainedModel
+from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import Pack
+from sharpen.learning.trainer.reference import FrozenCopy, Reference
 from sharpen.learning.trainer.scores import to_device
 from sharpen.learning.trainer.team import IDLE, Team
 from sharpen.learning.trainer.work import Part, TrainingBatch, Work
@@ -99,7 +100,7 @@ class Loss(ABC):
         policy: TrainedModel,
         *,
         max_tokens: int,
-        reference: Scorer | None,
+        reference: Reference | None,
         team: Team,
         masks: TokenMasks | None = None,
         balance_coef: float = 0.0,
@@ -148,6 +149,11 @@ class Loss(ABC):
             for part, logprobs_E in self._each(parts, lambda pack: reference.score(pack).logprobs_E):
                 part.reference_E = logprobs_E
         return parts
+
+    def _all_scored(self) -> None:
+        """Say that the reference has scored all of a step."""
+        if isinstance(self._reference, FrozenCopy):
+            self._reference.rest()
 
     def _packs(self, experiences: Sequence[Experience]) -> list[Pack]:
         return self._team.packs(experiences, self._max_tokens, self._masks)

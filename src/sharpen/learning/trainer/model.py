@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -63,13 +63,6 @@ DType = Literal["auto", "float32", "bfloat16"]
 
 _TABLE_ROWS = 4096
 """Rows of embeddings that are compared at a time."""
-
-
-class Scorer(Protocol):
-    """A model that can score packs (a reference)."""
-
-    def score(self, pack: Pack) -> PackScores:
-        """Return logprobs and entropies of the pack's entries."""
 
 
 class TrainedModel:
@@ -507,7 +500,11 @@ def read_module(source: str | Path, device: torch.device) -> Any:
 
 
 def read_frozen_module(
-    source: str | Path, dtype: torch.dtype, device: torch.device, lora: LoraConfig, served: Served | None = None
+    source: str | Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    lora: LoraConfig | None = None,
+    served: Served | None = None,
 ) -> Any:
     """Load a model whose weights will be frozen and computed in `dtype`, as `round_frozen` keeps it: if files and
     `dtype` are bfloat16, they are never in fp32. What the engine has `served` of it is used (`models.frozen`). Raises

@@ -17,8 +17,9 @@ from sharpen.config.trainer import CriticConfig, TrainerConfig
 from sharpen.learning.algorithm.presets import Algorithm
 from sharpen.learning.algorithm.supervised import SupervisedAlgorithm
 from sharpen.learning.trainer.critic import Critic
-from sharpen.learning.trainer.lora import load_reference, load_trained
-from sharpen.learning.trainer.model import DType, Scorer, TrainedModel, resolve_dtype
+from sharpen.learning.trainer.lora import load_trained
+from sharpen.learning.trainer.model import DType, TrainedModel, resolve_dtype
+from sharpen.learning.trainer.reference import Reference, load_reference
 from sharpen.learning.trainer.rounding import Rounding, measure
 from sharpen.learning.trainer.teacher import Teacher
 from sharpen.learning.trainer.team import Team
@@ -53,7 +54,7 @@ class Roles:
     """The models of a trainer, this rank's shard of each; None if the algorithm does not need one."""
 
     policy: TrainedModel
-    reference: Scorer | None
+    reference: Reference | None
     critic: Critic | None
     teacher: Teacher | None
     rounding: Rounding | None
@@ -73,9 +74,7 @@ def load_roles(plan: TrainerPlan, device: str | torch.device, team: Team, served
     team.divide(policy, cpu_offload=offload)
     reference = critic = teacher = None
     if algorithm.needs_reference:
-        reference = load_reference(policy, plan.model_path, config, load_device)
-        if isinstance(reference, TrainedModel):
-            team.divide(reference, cpu_offload=offload)
+        reference = load_reference(policy, plan.model_path, config, load_device, team)
     if isinstance(algorithm, Algorithm) and algorithm.needs_critic:
         critic = Critic.load(
             plan.model_path,

@@ -30,9 +30,10 @@ from sharpen.learning.trainer.critic import Critic
 from sharpen.learning.trainer.expert_loss import backward as backward_expert
 from sharpen.learning.trainer.loss import Loss
 from sharpen.learning.trainer.measured import UpdateMetrics, sample_share, summarize
-from sharpen.learning.trainer.model import Scorer, TrainedModel
+from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import Pack
 from sharpen.learning.trainer.parity import LogprobGap, Tolerance, check_routes, check_versions, is_comparable
+from sharpen.learning.trainer.reference import Reference
 from sharpen.learning.trainer.scores import to_device
 from sharpen.learning.trainer.teacher import Teacher
 from sharpen.learning.trainer.team import IDLE, Team, backward_idle
@@ -63,7 +64,7 @@ class RolloutLoss(Loss):
         algorithm: Algorithm,
         *,
         max_tokens: int,
-        reference: Scorer | None,
+        reference: Reference | None,
         critic: Critic | None,
         teacher: Teacher | None,
         tolerance: Tolerance,
@@ -98,6 +99,7 @@ class RolloutLoss(Loss):
         if self._policy.routing is not None:
             check_routes([*probe, *(one for batch in batches for one in batch.experiences)], self._policy.routing.shape)
         works = [self._prepare(batch) for batch in batches]
+        self._all_scored()
         works = [work for work in works if work.packs]
         self._probed = self._compare(probe, works, [one for batch in batches for one in batch.experiences], version)
         parts = [part for work in works for part in work.parts]

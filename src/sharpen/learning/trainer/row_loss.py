@@ -18,8 +18,9 @@ import torch
 from sharpen.learning.algorithm.kl import estimator
 from sharpen.learning.algorithm.supervised import SupervisedAlgorithm, cross_entropy, margins
 from sharpen.learning.trainer.loss import Loss
-from sharpen.learning.trainer.model import Scorer, TrainedModel
+from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import Pack, pack
+from sharpen.learning.trainer.reference import Reference
 from sharpen.learning.trainer.scores import to_device
 from sharpen.learning.trainer.team import IDLE, Team, backward_idle
 from sharpen.learning.trainer.work import Part, TrainingBatch, Work
@@ -51,7 +52,7 @@ class RowLoss(Loss):
         algorithm: SupervisedAlgorithm,
         *,
         max_tokens: int,
-        reference: Scorer | None,
+        reference: Reference | None,
         team: Team,
         balance_coef: float = 0.0,
     ) -> None:
@@ -67,7 +68,9 @@ class RowLoss(Loss):
         """See `Loss.begin`."""
         assert not probe, "rows have no engine to compare with"
         self._losses = []
-        return [Work(parts=self._parts(batch.experiences)) for batch in batches if batch.experiences]
+        works = [Work(parts=self._parts(batch.experiences)) for batch in batches if batch.experiences]
+        self._all_scored()
+        return works
 
     def backward(self, work: Work, version: int) -> None:
         """See `Loss.backward`."""
@@ -94,7 +97,9 @@ class RowLoss(Loss):
 
     def measure(self, experiences: Sequence[Experience]) -> UpdateLoss:
         """Return the losses of rows without computing a gradient."""
-        return self._compute(self._parts(experiences), backward=False)
+        parts = self._parts(experiences)
+        self._all_scored()
+        return self._compute(parts, backward=False)
 
     def _packs(self, experiences: Sequence[Experience]) -> list[Pack]:
         if self.algorithm.pair_loss is None:

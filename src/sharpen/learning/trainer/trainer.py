@@ -24,9 +24,10 @@ from sharpen.learning.trainer.critic import Critic
 from sharpen.learning.trainer.gradients import Gradients, compute_gradients
 from sharpen.learning.trainer.lora import adapters_line
 from sharpen.learning.trainer.measured import StepMetrics, token_entropies
-from sharpen.learning.trainer.model import Scorer, TrainedModel
+from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.optimizer import Optimizer
 from sharpen.learning.trainer.parity import Tolerance
+from sharpen.learning.trainer.reference import Reference
 from sharpen.learning.trainer.roles import TrainerPlan, load_roles
 from sharpen.learning.trainer.rollout_loss import RolloutLoss
 from sharpen.learning.trainer.rounding import Rounding
@@ -50,7 +51,7 @@ class Trainer:
         config: TrainerConfig,
         learning_rate: float,
         planned_updates: int,
-        reference: Scorer | None = None,
+        reference: Reference | None = None,
         critic: Critic | None = None,
         teacher: Teacher | None = None,
         tolerance: Tolerance | None = None,

@@ -170,6 +170,10 @@ class RayServing:
         """See `Serving.probe`."""
         return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=temperature, noise=noise))
 
+    def auxiliary_models(self, name: str) -> contextlib.AbstractContextManager[Mapping[str, Any]]:
+        """None: they serve in actors, for the workers."""
+        return contextlib.nullcontext({})
+
     def num_answered(self) -> int:
         """None is known here: each worker has a gateway of its own."""
         return 0

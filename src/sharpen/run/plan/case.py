@@ -108,11 +108,10 @@ class Case:
 
     @property
     def reads_rounded(self) -> bool:
-        """Whether the frozen weights are never in fp32 (`trainer.model.read_frozen_module`): a dense model, whose
+        """Whether frozen weights are never in fp32 (`trainer.model.read_frozen_module`): those of a dense model, whose
         files, as its configuration says, are in the type that is computed in."""
         in_bfloat16 = str(text_config(self.models.config).dtype).endswith("bfloat16")
-        computed_so = self.config.trainer.lora is not None and self.trains_in_bfloat16
-        return computed_so and in_bfloat16 and self.models.policy.is_dense
+        return self.trains_in_bfloat16 and in_bfloat16 and self.models.policy.is_dense
 
     @property
     def reads_by_layers(self) -> bool:

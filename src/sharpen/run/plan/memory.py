@@ -5,7 +5,8 @@ needs most. The rules follow the code:
 
     weights of a trained model      4 bytes a parameter (fp32), whatever it computes in; of a reference or teacher that
                                     computes in bfloat16, 2 a parameter of its linear layers and experts; under
-                                    adapters also of embeddings whose files are in bfloat16
+                                    adapters, and of a reference, also of embeddings whose files are in bfloat16. A
+                                    large reference on a CPU is there only while a step is scored
     gradients                       4 bytes a trained parameter
     moments of the optimizer        8 bytes a trained parameter (AdamW), a little over 2 (its 8-bit kinds), or 4 (Muon;
                                     8 for embeddings and the output layer)
@@ -32,6 +33,7 @@ from sharpen.engine.embedded.kv import LENGTH_BUCKET, bucketed
 from sharpen.engine.embedded.states import SNAPSHOT_SHARE
 from sharpen.evidence.certificate.gradient_probe import probe_bytes
 from sharpen.learning.recipe import RolloutRecipe
+from sharpen.learning.trainer.reference import LARGE_COPY
 from sharpen.learning.trainer.scores import MAX_LOGITS
 from sharpen.learning.trainer.step_start import SHARE
 from sharpen.run.plan.case import Case
@@ -137,7 +139,7 @@ def cache_mb(case: Case, slots: int) -> int:
     return -(-int(num_bytes) // 2**20)
 
 
-When = Literal["always", "loading", "comparing", "training", "generating", "syncing"]
+When = Literal["always", "loading", "comparing", "scoring", "training", "generating", "syncing"]
 _WHEN: tuple[When, ...] = get_args(When)
 
 PROCESS = "process and libraries"
@@ -237,7 +239,7 @@ def _trainer_items(case: Case) -> Iterator[Item]:
 
     frozen = sizes.held - case.num_trained if lora is None else sizes.held
     rounded = sizes.block_linear + sizes.in_experts if lora is not None and case.trains_in_bfloat16 else 0
-    if case.reads_rounded:
+    if lora is not None and case.reads_rounded:
         rounded += sizes.tables
     yield item("policy: weights", 4 * (case.num_trained + frozen) - 2 * rounded - _saved_by_base(case))
     if lora is not None and case.num_in_base and not case.reads_by_layers:
@@ -252,7 +254,9 @@ def _trainer_items(case: Case) -> Iterator[Item]:
     yield item("policy: moments", moment_bytes(case, case.num_trained, case.num_in_tables))
     yield item("policy: gradients", 4 * case.num_trained, "training")
     if recipe.algorithm.needs_reference and lora is None:
-        yield item("reference: weights", _frozen_bytes(case, sizes))
+        is_read_again = case.on_cpu and case.num_trainers == 1 and sizes.held >= LARGE_COPY
+        num_bytes = _frozen_bytes(case, sizes, reads_rounded=case.reads_rounded)
+        yield item("reference: weights", num_bytes, "scoring" if is_read_again else "always")
     if isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_critic:
         trained = sizes.parameters - (0 if sizes.tied else sizes.vocabulary)
         yield item("critic: weights", 4 * sizes.held)
@@ -262,10 +266,12 @@ def _trainer_items(case: Case) -> Iterator[Item]:
         yield item("teacher: weights", _frozen_bytes(case, case.models.teacher))
 
 
-def _frozen_bytes(case: Case, sizes: Sizes) -> int:
+def _frozen_bytes(case: Case, sizes: Sizes, *, reads_rounded: bool = False) -> int:
     """Return what a frozen model takes, whose linear layers and experts are rounded to the type that it computes
-    in."""
+    in, and the embeddings too of one whose files are in it."""
     rounded = sizes.block_linear + sizes.in_experts + (0 if sizes.tied else sizes.vocabulary)
+    if reads_rounded:
+        rounded = sizes.block_linear + sizes.in_experts + sizes.tables
     return 4 * sizes.held - (2 * rounded if case.trains_in_bfloat16 else 0)
 
 
@@ -312,10 +318,13 @@ def _comparing(case: Case) -> Iterator[Item]:
     block = 0 if sizes.experts or sizes.towers else (sizes.parameters - sizes.tables) // sizes.num_layers
     critics = isinstance(case.recipe, RolloutRecipe) and case.recipe.algorithm.needs_critic
     compared = 0 if config.trainer.lora is not None else sizes.parameters
-    models = [(sizes.held, block, compared), *([(0, 0, sizes.parameters)] if critics else [])]
+    in_4_bits = case.num_in_base if config.trainer.lora is not None and config.trainer.lora.base == "nf4" else 0
+    models = [(sizes.held, block, compared, in_4_bits), *([(0, 0, sizes.parameters, 0)] if critics else [])]
     if (teacher := case.models.teacher) is not None:
-        models.append((teacher.held, (teacher.parameters - teacher.tables) // teacher.num_layers, 0))
-    num_bytes = sum(probe_bytes(*one, rounded=case.trains_in_bfloat16) for one in models)
+        models.append((teacher.held, (teacher.parameters - teacher.tables) // teacher.num_layers, 0, 0))
+    num_bytes = sum(
+        probe_bytes(*one, in_4_bits=quantized, rounded=case.trains_in_bfloat16) for *one, quantized in models
+    )
     yield Item(role="comparing gradients", num_bytes=num_bytes, when="comparing")
 
 

@@ -12,6 +12,7 @@
 - `entries`: what it reads of each rollout
 - `follow`: tells pages that a run has grown
 - `notes`: thumbs and notes of people
+- `labelling`: answers that their owner marks for a judge, with a server of their own
 - `diagnoses`: diagnoses, made beside the pages
 - `drawing`: numbers as small drawings
 """

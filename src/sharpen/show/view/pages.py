@@ -63,7 +63,7 @@ class Pages:
         self._price = price_per_hour
         self._ending = ending
         self._decoders = Decoders()
-        self._templates = _environment()
+        self._templates = page_templates()
 
     @property
     def routes(self) -> list[Route | Mount]:
@@ -209,7 +209,7 @@ class Pages:
 
     async def _note(self, request: Request) -> Response:
         folder, number = self._folder(request), self._number(request)
-        form = dict(urllib.parse.parse_qsl((await _body(request)).decode("utf-8", "replace"), keep_blank_values=True))
+        form = await read_form(request)
         thumb, text = form.get("thumb", ""), form.get("text", "")
         page = await run_in_threadpool(rollout_page, self._library.index(folder), number, None)
         source, key = place_of(number)
@@ -266,14 +266,14 @@ class Pages:
         )
 
 
-async def _body(request: Request) -> bytes:
-    """Return the body of a form. One that is too long is refused before it is read."""
+async def read_form(request: Request) -> dict[str, str]:
+    """Return the fields of a form. One that is too long is refused before it is read."""
     parts: list[bytes] = []
     async for part in request.stream():
         parts.append(part)
         if sum(map(len, parts)) > MAX_FORM_BYTES:
             raise HTTPException(413, f"a note has {MAX_CHARACTERS:,} characters at most")
-    return b"".join(parts)
+    return dict(urllib.parse.parse_qsl(b"".join(parts).decode("utf-8", "replace"), keep_blank_values=True))
 
 
 def _found(value: T | None, what: str) -> T:
@@ -298,7 +298,7 @@ def name_of_note(note: Note) -> str:
     return name_of(2 * note.key + (note.source == "evaluations.db"))
 
 
-def _environment() -> jinja2.Environment:
+def page_templates() -> jinja2.Environment:
     """The templates: whatever they show is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),

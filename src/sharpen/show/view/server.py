@@ -83,14 +83,14 @@ class Gate:
         if opened:
             return self._enter(scope["path"], str(given), query)
         if not self._equal(self._token_of(headers)):
-            return _plain(401, "No token: open the address that `sharpen view` printed.")
+            return _plain(401, "No token: open the address that was printed.")
         return None
 
     def _enter(self, path: str, given: str, query: list[tuple[str, str]]) -> Response:
         """Set the cookie and go on to the same address without the token. Not by a redirect: a browser that came here
         from another site (a terminal in a page) would not send the new cookie along with it."""
         if not self._equal(given):
-            return _plain(401, "The token is not that of this server: open the address that `sharpen view` printed.")
+            return _plain(401, "The token is not that of this server: open the address that was printed.")
         rest = urlencode([pair for pair in query if pair[0] != TOKEN])
         # One slash at the beginning: two would name another host.
         target = html.escape("/" + quote(path.lstrip("/")) + (f"?{rest}" if rest else ""))
@@ -173,6 +173,17 @@ def make_app(
 def serve(library: Library, *, port: int, opened: Callable[[str], None], price_per_hour: float | None = None) -> None:
     """Serve until told to end. `opened` receives the address with its token. Raises `ConfigError` if the port is
     taken."""
+
+    def make(token: str, port: int, ending: Callable[[], bool]) -> ASGIApp:
+        return make_app(library, token=token, port=port, price_per_hour=price_per_hour, ending=ending)
+
+    serve_app(make, port=port, opened=opened)
+
+
+def serve_app(
+    make: Callable[[str, int, Callable[[], bool]], ASGIApp], *, port: int, opened: Callable[[str], None]
+) -> None:
+    """Serve what `make` makes of a token, the port, and whether the server is about to end; see `serve`."""
     listener = _listen(port)
     port = listener.getsockname()[1]
     token = secrets.token_urlsafe(24)
@@ -181,10 +192,9 @@ def serve(library: Library, *, port: int, opened: Callable[[str], None], price_p
     def ending() -> bool:
         return server is not None and server.should_exit
 
-    app = make_app(library, token=token, port=port, price_per_hour=price_per_hour, ending=ending)
     server = uvicorn.Server(
         uvicorn.Config(
-            app,
+            make(token, port, ending),
             http="h11",  # which bounds the headers of a request
             log_level="warning",
             access_log=False,

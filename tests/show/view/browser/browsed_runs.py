@@ -11,12 +11,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import uvicorn
 from shop_runs import Maker, RunSize, make_run, train
+from starlette.types import ASGIApp
 
 from sharpen.learning.experience.journal import Journal
 from sharpen.show.monitor.metrics import JsonlSink
@@ -74,22 +75,38 @@ class Served:
 @contextlib.contextmanager
 def serving(folder: Path, cache: Path) -> Iterator[Served]:
     """Serve the runs below a folder, with all their rollouts read."""
+    with closing(Library([folder], cache)) as library:
+
+        def make(token: str, port: int, ending: Callable[[], bool]) -> ASGIApp:
+            return make_app(library, token=token, port=port, ending=ending)
+
+        with listening(make) as address:
+            for run in library.folders():
+                while run.name != "broken" and not library.index(run, wait_s=5.0).state().complete:
+                    time.sleep(0.05)
+            yield Served(library, address)
+
+
+@contextlib.contextmanager
+def listening(make: Callable[[str, int, Callable[[], bool]], ASGIApp]) -> Iterator[str]:
+    """Serve an application, made as for `serve_app`; yields its address."""
     ending = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    with listener, closing(Library([folder], cache)) as library:
-        app = make_app(library, token=TOKEN, port=port, ending=ending.is_set)
+    with listener:
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+            make(TOKEN, port, ending.is_set),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=1,
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            for run in library.folders():
-                while run.name != "broken" and not library.index(run, wait_s=5.0).state().complete:
-                    time.sleep(0.05)
-            yield Served(library, f"http://127.0.0.1:{port}")
+            yield f"http://127.0.0.1:{port}"
         finally:
             ending.set()
             server.should_exit = True

@@ -27,6 +27,8 @@ _SURE, _UNSURE = 2.0**-22, 2.0**-15
 """How near the middle between two values, of 4 and of 8 bits, either may be taken: bitsandbytes divides, or multiplies
 by an inverse; its kernel for processors looks 8 bits up in steps of 2^-15, so that it is up to half of one off."""
 _LEAST = 1e-38
+_PIECE = 2**20
+"""Weights that are rounded, or made again, at a time: what that needs is some fifty bytes for each of them."""
 _FEWEST = 4096
 """Moments of fewer numbers stay as they are."""
 
@@ -53,15 +55,18 @@ class FourBits:
 
     def kept(self, weight: Tensor) -> InFourBits:
         """Return what a weight (outputs, inputs) is kept as."""
-        missing = -weight.shape[1] % _SMALL
-        whole = torch.nn.functional.pad(weight.to(self.before).float(), (0, missing))
+        pieces = [self._codes(rows) for rows in weight.detach().split(max(1, _PIECE // weight.shape[1]))]  # type: ignore[no-untyped-call]
+        codes, scales = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+        return InFourBits(codes=codes, scales=self._scales(scales), shape=weight.shape)
+
+    def _codes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The codes of some rows of a weight, and the largest number of each block."""
+        whole = torch.nn.functional.pad(rows.to(self.before).float(), (0, -rows.shape[1] % _SMALL))
         blocks = whole.reshape(-1, _SMALL)
         scales = blocks.abs().amax(1, keepdim=True)
         codes = _nearest(blocks / scales.clamp(min=_LEAST), torch.tensor(_NF4).flatten(), _SURE, other=self.other)
         codes = codes.to(torch.uint8)
-        return InFourBits(
-            codes=codes[:, ::2] << 4 | codes[:, 1::2], scales=self._scales(scales[:, 0]), shape=weight.shape
-        )
+        return codes[:, ::2] << 4 | codes[:, 1::2], scales[:, 0]
 
     def _scales(self, scales: Tensor) -> Tensor:
         """What the scales of blocks are in 8 bits: how far they are from their mean."""
@@ -83,9 +88,11 @@ class InFourBits:
 
     def values(self) -> Tensor:
         """Return the numbers that it stands for, in float32."""
-        table = torch.tensor(_NF4).flatten()
-        pairs = torch.stack([table[(self.codes >> 4).int()], table[(self.codes & 15).int()]], -1)
-        numbers = pairs.flatten(1) * self.scales[:, None]
+        table, numbers = torch.tensor(_NF4).flatten(), torch.empty(len(self.codes), _SMALL)
+        count = _PIECE // _SMALL
+        for codes, scales, own in zip(*(one.split(count) for one in (self.codes, self.scales, numbers)), strict=True):  # type: ignore[no-untyped-call]
+            pairs = torch.stack([table[(codes >> 4).int()], table[(codes & 15).int()]], -1)
+            torch.mul(pairs.flatten(1), scales[:, None], out=own)
         return numbers.reshape(self.shape[0], -1)[:, : self.shape[1]]
 
 

@@ -1,6 +1,6 @@
 // The keyboard: j and k through the rows or cards of a page, Enter opens one, / goes to the search, u goes up.
 
-/** @type {Map<string, () => void>} */
+/** @type {Map<string, (event: KeyboardEvent) => void>} */
 const actions = new Map([
   ["j", () => move(1)],
   ["k", () => move(-1)],
@@ -12,7 +12,7 @@ const actions = new Map([
 /**
  * Adds a key of a page. Its line in the dialog of keys is the page's own (`more_keys` in base.html).
  * @param {string} key
- * @param {() => void} action
+ * @param {(event: KeyboardEvent) => void} action
  */
 export function onKey(key, action) {
   actions.set(key, action);
@@ -36,7 +36,7 @@ export function startKeys() {
     const action = event.key === "Enter" && target.matches("[data-item]") ? () => open(target) : actions.get(event.key);
     if (!action) return;
     event.preventDefault();
-    action();
+    action(event);
   });
 }
 
