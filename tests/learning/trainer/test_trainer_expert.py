@@ -5,7 +5,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from trainer_toys import hf_logprobs, make_experience, make_experiences, make_model, plain_copy, record
+from trainer_toys import (
+    hf_logprobs,
+    keeping_gradients,
+    make_experience,
+    make_experiences,
+    make_model,
+    plain_copy,
+    record,
+)
 
 from sharpen.config.run import LossConfig
 from sharpen.config.trainer import TrainerConfig
@@ -72,8 +80,9 @@ def gradients(twin):
 
 def captured(trainer, batch, step):
     """The gradient that a step's update is made with."""
-    metrics = trainer.train_step([batch], step=step)
-    return {name: parameter.grad.clone() for name, parameter in trainer.policy.parameters()}, metrics
+    with keeping_gradients(trainer.policy) as found:
+        metrics = trainer.train_step([batch], step=step)
+    return found, metrics
 
 
 @pytest.mark.parametrize(("step", "mu"), [(1, 0.3), (2, 0.6), (3, 0.4), (9, 0.2)])

@@ -137,6 +137,20 @@ def test_trap_10_a_temperature_left_out_by_either_side_is_found():
     assert trainer.train_step([batch_of(experiences)]).values["logprob_gap_max"] < 1e-4
 
 
+def test_gradients_do_not_outlive_their_update():
+    """They are as large as the weights, and rollouts follow. Break: only `zero_grad` before the next update."""
+    module = make_model("qwen3", torch.float32)
+    experiences = record(plain_copy(module), make_experiences())
+    trainer = make_trainer(module)
+    assert trainer.train_step([batch_of(experiences)]).values["grad_norm"] > 0
+    assert all(parameter.grad is None for parameter in module.parameters())
+    with pytest.raises(ParityError):  # after the backward pass
+        make_trainer(module).train_step(
+            [batch_of([replace(one, logprobs_T=one.logprobs_T - 1) for one in experiences])]
+        )
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
 def test_tokens_of_older_versions_are_trained_but_not_compared():
     module = make_model("qwen3", torch.float32)
     experiences = make_experiences()  # logprobs of -1 everywhere, as if a much older model had sampled

@@ -1,6 +1,8 @@
 """Toy models of five families, and experiences like those of rollouts: a prompt shared by the group, two calls each."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,3 +142,20 @@ def record(model: Any, experiences: list[Experience]) -> list[Experience]:
             logprobs_T[experience.loss_mask_T] = hf_logprobs(model, experience).float().numpy()
             recorded.append(replace(experience, logprobs_T=logprobs_T))
     return recorded
+
+
+@contextmanager
+def keeping_gradients(model: Any) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield what will be the gradients of the last update inside this block, before clipping, by name: a trainer lets
+    go of them when the update is made."""
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(name: str) -> Any:
+        return lambda parameter: found.update({name: parameter.grad.clone()})
+
+    hooks = [parameter.register_post_accumulate_grad_hook(keep(name)) for name, parameter in model.parameters()]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -233,15 +233,18 @@ class Trainer:
         return position
 
     def _update(self, work: Work) -> dict[str, tuple[float, float]]:
-        """Make an update. Return the gradient norm and learning rate of each optimizer that had gradients, by name."""
-        for optimizer in self._optimizers:
-            optimizer.zero_grad()
-        self._loss.backward(work, self.version)
-        active = [optimizer for optimizer in self._optimizers if optimizer.has_gradients]
-        norms = [optimizer.norm(self.version) for optimizer in active]  # may raise, so before any is applied
-        with self._start.update():
-            rates = [optimizer.apply(self.version, norm) for optimizer, norm in zip(active, norms, strict=True)]
-            self.version += 1
+        """Make an update. Return the gradient norm and learning rate of each optimizer that had gradients, by name.
+        Gradients, which are as large as the weights, do not outlive it: rollouts and scores need the memory."""
+        try:
+            self._loss.backward(work, self.version)
+            active = [optimizer for optimizer in self._optimizers if optimizer.has_gradients]
+            norms = [optimizer.norm(self.version) for optimizer in active]  # may raise, so before any is applied
+            with self._start.update():
+                rates = [optimizer.apply(self.version, norm) for optimizer, norm in zip(active, norms, strict=True)]
+                self.version += 1
+        finally:
+            for optimizer in self._optimizers:
+                optimizer.zero_grad()
         return {optimizer.name: (float(norm), rate) for optimizer, norm, rate in zip(active, norms, rates, strict=True)}
 
 
