@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import CheckpointError, TrainingError
-from sharpen.learning.trainer.optimizer import Optimizer, learning_rate, length
+from sharpen.learning.trainer.optimizer import GradientBlock, Optimizer, learning_rate, length
 
 
 def rates(config: TrainerConfig, planned: int, count: int) -> list[float]:
@@ -120,3 +120,16 @@ def test_the_norm_of_gradients_in_shards_is_exact_too(mesh):
     norm = optimizer.norm(0)
     assert float(norm) == pytest.approx(math.sqrt(exact), rel=2e-7)
     assert not isinstance(norm, DTensor)
+
+
+def test_what_got_no_gradient_has_none_in_a_block():
+    """A zero would decay it. And outside of an update gradients stay where they come."""
+    used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    block = GradientBlock([used, unused])
+    used.sum().backward()
+    own = used.grad.data_ptr()
+    block.begin()
+    (2 * used).sum().backward()
+    assert used.grad.tolist() == [3.0, 3.0]
+    assert used.grad.data_ptr() != own
+    assert unused.grad is None

@@ -12,6 +12,7 @@ from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import ParityError, TrainingError
 from sharpen.learning.algorithm.resolve import resolve
 from sharpen.learning.trainer.model import TrainedModel
+from sharpen.learning.trainer.optimizer import GradientBlock
 from sharpen.learning.trainer.parity import Tolerance
 from sharpen.learning.trainer.trainer import Trainer
 
@@ -149,6 +150,27 @@ def test_gradients_do_not_outlive_their_update():
             [batch_of([replace(one, logprobs_T=one.logprobs_T - 1) for one in experiences])]
         )
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_gradients_in_one_block_of_memory_are_the_same_ones():
+    """Bit for bit, over several micro-batches; the memory of the block goes with the update. Red when a gradient that
+    is added to later starts at another place, or when the block is kept."""
+    module = make_model("qwen3", torch.float32)
+    experiences = record(plain_copy(module), make_experiences())
+    plain, blocked = (make_trainer(plain_copy(module), tolerance=ANY) for _ in range(2))
+    optimizer = blocked._optimizer
+    optimizer._block = GradientBlock(optimizer.parameters)
+    places = set()
+    for _, one in blocked.policy.parameters():
+        one.register_post_accumulate_grad_hook(lambda one: places.add(one.grad.untyped_storage().data_ptr()))
+    for _ in range(2):
+        values = [trainer.train_step([batch_of(experiences)]).values for trainer in (plain, blocked)]
+        assert values[0] == values[1]
+        assert len(places) == 1
+        assert optimizer._block._block is None
+        places.clear()
+    mine = weights_of(blocked)
+    assert all(torch.equal(tensor, mine[name]) for name, tensor in weights_of(plain).items())
 
 
 def test_tokens_of_older_versions_are_trained_but_not_compared():

@@ -5,6 +5,8 @@ In: named parameters with gradients. Out: updated parameters. Raises `TrainingEr
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -15,6 +17,8 @@ from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import CheckpointError, TrainingError
 from sharpen.learning.trainer.sharding import local, shard_like, sum_over_shards, whole
 
+LARGE_GRADIENTS = 100_000_000
+"""From so many weights on a CPU their gradients are in a block of their own."""
 _ROW = 1024
 """Numbers whose squares are added up in the precision of the gradients."""
 
@@ -45,6 +49,41 @@ def learning_rate(update: int, peak: float, config: TrainerConfig, planned_updat
     return peak * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * decay)
 
 
+class GradientBlock:
+    """One block of memory for the gradients of an update, which goes back to the system with them. The C library would
+    have each between activations, and keep the gaps that these leave: of 0.6B parameters 2.5 GiB."""
+
+    def __init__(self, parameters: Collection[torch.nn.Parameter]) -> None:
+        self._ends = list(itertools.accumulate((one.numel() for one in parameters), initial=0))
+        self._block: torch.Tensor | None = None
+        for start, one in zip(self._ends, parameters, strict=False):
+            one.register_post_accumulate_grad_hook(functools.partial(self._move, start))  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        """Let the gradients that come be in the block."""
+        self._block = torch.empty(self._ends[-1])
+
+    def end(self) -> None:
+        """Let go of the block."""
+        self._block = None
+
+    def _move(self, start: int, parameter: torch.Tensor) -> None:
+        """Move a gradient to its place, where later ones are added."""
+        if self._block is None or parameter.grad is None:
+            return
+        place = self._block[start : start + parameter.numel()].view_as(parameter)
+        if parameter.grad.data_ptr() != place.data_ptr():
+            parameter.grad = place.copy_(parameter.grad)
+
+
+def _may_be_in_block(parameters: Collection[torch.nn.Parameter]) -> bool:
+    """Whether these are many, and whole, in float32 on a CPU."""
+    plain = all(
+        one.device.type == "cpu" and one.dtype == torch.float32 and type(one.data) is torch.Tensor for one in parameters
+    )
+    return plain and sum(one.numel() for one in parameters) >= LARGE_GRADIENTS
+
+
 class Optimizer:
     """Updates named parameters by the rule of `trainer.optimizer`."""
 
@@ -65,6 +104,7 @@ class Optimizer:
         self._config = config
         self._peak = peak_learning_rate
         self._planned_updates = planned_updates
+        self._block = GradientBlock(self.parameters) if _may_be_in_block(self.parameters) else None
         self._rules = make_optimizers(self._parameters.values(), tables, config)
         self._rule_of = {
             parameter: rule for rule in self._rules for group in rule.param_groups for parameter in group["params"]
@@ -80,10 +120,17 @@ class Optimizer:
         """Whether any parameter got a gradient since `zero_grad`."""
         return any(parameter.grad is not None for parameter in self.parameters)
 
+    def begin(self) -> None:
+        """Get ready for the gradients of an update."""
+        if self._block is not None:
+            self._block.begin()
+
     def zero_grad(self) -> None:
         """Discard the gradients."""
         for rule in self._rules:
             rule.zero_grad(set_to_none=True)
+        if self._block is not None:
+            self._block.end()
 
     def apply(self, update: int, norm: torch.Tensor) -> float:
         """Clip the gradients, which have this norm, and apply them as this update. Return its learning rate."""

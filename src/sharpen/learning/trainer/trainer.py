@@ -236,6 +236,8 @@ class Trainer:
         """Make an update. Return the gradient norm and learning rate of each optimizer that had gradients, by name.
         Gradients, which are as large as the weights, do not outlive it: rollouts and scores need the memory."""
         try:
+            for optimizer in self._optimizers:
+                optimizer.begin()
             self._loss.backward(work, self.version)
             active = [optimizer for optimizer in self._optimizers if optimizer.has_gradients]
             norms = [optimizer.norm(self.version) for optimizer in active]  # may raise, so before any is applied

@@ -33,6 +33,7 @@ from sharpen.engine.embedded.kv import LENGTH_BUCKET, bucketed
 from sharpen.engine.embedded.states import SNAPSHOT_SHARE
 from sharpen.evidence.certificate.gradient_probe import probe_bytes
 from sharpen.learning.recipe import RolloutRecipe
+from sharpen.learning.trainer.optimizer import LARGE_GRADIENTS
 from sharpen.learning.trainer.reference import LARGE_COPY
 from sharpen.learning.trainer.scores import MAX_LOGITS
 from sharpen.learning.trainer.step_start import SHARE
@@ -225,9 +226,15 @@ def offloaded_bytes(case: Case) -> int:
 def _gaps(case: Case, items: Sequence[Item]) -> Iterator[Item]:
     lasting, temporary = SLACK[case.hardware.kind]
     for when in _WHEN:
-        mapped = (KV_CACHE, FILE) if case.on_cpu else ()  # from the system, and given back to it
+        # from the system, and given back to it
+        mapped = (KV_CACHE, FILE, *(("policy: gradients",) if _in_block(case) else ())) if case.on_cpu else ()
         held = sum(item.num_bytes for item in items if item.when == when and not item.role.endswith(mapped))
         yield Item(role=GAPS, num_bytes=int((lasting if when == "always" else temporary) * held), when=when)
+
+
+def _in_block(case: Case) -> bool:
+    """Whether the gradients are in one block of memory (`trainer.optimizer`)."""
+    return case.num_trainers == 1 and not case.is_offloaded and case.num_trained >= LARGE_GRADIENTS
 
 
 def _trainer_items(case: Case) -> Iterator[Item]:
