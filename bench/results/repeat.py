@@ -24,12 +24,12 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]  # as a script, and what benchmarks share
 
-from report import machine
-from tasks import SETTINGS, TASKS, Task
+from report import machine  # noqa: E402
+from tasks import SETTINGS, TASKS, Task  # noqa: E402
 
-from sharpen.cli.starter.tiny_model import make_tiny_model
-from sharpen.config.public import EnvironmentConfig
-from sharpen.show.monitor.figures import number, with_ends
+from sharpen.cli.starter.tiny_model import make_tiny_model  # noqa: E402
+from sharpen.config.public import EnvironmentConfig  # noqa: E402
+from sharpen.show.monitor.figures import number, with_ends  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "results.md"

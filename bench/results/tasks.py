@@ -118,8 +118,8 @@ TASKS = {
     ),
     "frozen_lake": Task(
         title="FrozenLake-v1 of Gymnasium",
-        about="the way over 16 fields to the goal, at most 20 moves in one conversation; the ice does not slip, so that "
-        "held-out games are the same lake. The reward is the environment's: 1 at the goal",
+        about="the way over 16 fields to the goal, at most 20 moves in one conversation; the ice does not slip, so "
+        "that held-out games are the same lake. The reward is the environment's: 1 at the goal",
         taught="its lessons are games of random moves: it knows how a move is said, and nothing of the way",
         packages=("gymnasium",),
         environment={
@@ -139,9 +139,9 @@ TASKS = {
     ),
     "reverse_text": Task(
         title="reverse-text of verifiers' repository",
-        about=f"a text is to be said backwards. The taskset is theirs, unchanged; its data set on a hub is exchanged for "
-        f"{1000 + HELD_OUT} texts of {DIGITS} digits, by its own setting `dataset_name`, as its first one is for models "
-        "that read words; 60 are held out. The reward is the taskset's: the share of the text that is right",
+        about="a text is to be said backwards. The taskset is theirs, unchanged; its data set on a hub is exchanged "
+        f"for {1000 + HELD_OUT} texts of {DIGITS} digits, by its own setting `dataset_name`, as its first one is for "
+        "models that read words; 60 are held out. The reward is the taskset's: the share of the text that is right",
         taught=HABIT.format(wrong="say the text as it was"),
         packages=("verifiers",),
         environment={
