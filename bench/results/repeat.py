@@ -35,6 +35,29 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "results.md"
 SHARPEN = (sys.executable, "-m", "sharpen.cli.main")
 PASSED, FAILED, BAD_INPUT = 0, 1, 2
+INTRO = """\
+# Results to repeat
+
+Each part below is written by the command in it, numbers and all: on a CPU, with three seeds, in some minutes a seed.
+
+- **The model** has 0.1M parameters. It is made on the spot and taught the form of an answer, and what its part says
+  beside; without that no model of this size answers at all. All seeds begin with the same one. So the parts show that
+  learning by these environments works, from the task to the verdict, and not what a language model would make of
+  them.
+- **Held-out tasks** are in no lesson and train in no run, except where the part says otherwise.
+- **Brackets** are 95% intervals: of a seed over its held-out tasks, paired, as of [any
+  verdict](../start/guide.md#the-table-and-the-verdict-at-the-end); of the mean [over the
+  seeds](../use/several-runs.md#several-seeds).
+- **The certificate** is [computed again](../understand/certificate.md) from the records of each run, tokens, rewards
+  and verdict.
+- **Minutes** are those of a run, on a machine that had other work beside it.
+
+```bash
+pip install 'reasoning-gym>=0.1.25' 'gymnasium>=1.4'
+python bench/results/repeat.py chain_sum      # from the repository's root, at a commit
+```
+"""
+"""The page, before it has a part."""
 COLUMNS = ("seed", "greedy", "sampled", "difference of the sampled reward", "verdict", "certificate", "minutes")
 
 
@@ -142,7 +165,7 @@ def _means(spread: Mapping[str, Any]) -> list[str]:
 
 def write(page: Path, name: str, text: str) -> None:
     """Put the part in its place on the page, between its marks; at the end, if it has none yet."""
-    before = page.read_text(encoding="utf-8") if page.exists() else ""
+    before = page.read_text(encoding="utf-8") if page.exists() else INTRO
     begin, end = f"<!-- {name} -->", "<!-- end -->"
     whole = f"{begin}\n\n{text}\n\n{end}"
     after, found = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: whole, before, flags=re.DOTALL)

@@ -15,9 +15,9 @@ from sharpen.run.decide import check_base
 from sharpen.run.directory import chosen_before, open_run_directory
 from sharpen.run.forecast import too_large
 from sharpen.run.plan.case import Case
-from sharpen.run.plan.fit import AGAIN, BASE, CACHE, ENGINE_TYPE, LARGE, MARGIN, TOKENS, TRAINER_TYPE, fit
+from sharpen.run.plan.fit import AGAIN, BASE, CACHE, ENGINE_TYPE, LARGE, TOKENS, TRAINER_TYPE, fit
 from sharpen.run.plan.hardware import Hardware, bfloat16_speedup
-from sharpen.run.plan.memory import ERROR, places
+from sharpen.run.plan.memory import ERROR, MARGIN, places
 from sharpen.run.plan.predict import advice, find_change
 
 LORA: dict[str, Any] = {"trainer.lora": {"rank": 4}}

@@ -45,6 +45,17 @@ def test_weights_gradients_and_moments_by_hand(folder: Path) -> None:
     assert "critic: weights" not in found
 
 
+def test_gradients_are_compared_only_where_that_fits(tmp_path: Path) -> None:
+    """The run does without, so that nothing is chosen or refused for it. Break: keep it whatever is free."""
+    folder = write_config(tmp_path, model_config(hidden_size=1024, vocab_size=131_072))
+    comparing = "comparing gradients"
+    (place,) = planned(folder, {}, CPU).places
+    assert place.without("comparing").peak < place.peak
+    for share, is_there in ((1.2, True), (1.05, False)):
+        found = planned(folder, {}, replace(CPU, memory_bytes=int(place.peak * share)))
+        assert (comparing in items(found)) == is_there
+
+
 def test_a_large_reference_on_a_processor_is_there_only_while_it_scores(tmp_path: Path) -> None:
     """Two bytes a weight, if its files are in bfloat16: the embeddings too. Break: count it always."""
     folder = write_config(tmp_path, model_config(hidden_size=1024, vocab_size=131_072, dtype="bfloat16"))

@@ -223,7 +223,8 @@ def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, 
     except ModelError as error:
         return str(error)
     weights, free = num_weights(folder), available_bytes() if free is None else free
-    needed = _least_bytes(folder) + (0 if teacher is None else _least_bytes(teacher))
+    in_4_bits = weights if config.trainer.lora is not None and config.trainer.lora.base == "nf4" else 0
+    needed = _least_bytes(folder, in_4_bits) + (0 if teacher is None else _least_bytes(teacher))
     needed += 0 if trainer_is_loaded else _TRAINER_BYTES * weights
     cases = {
         "the model's files are not safetensors": not weights,
@@ -248,7 +249,7 @@ def probe_bytes(weights: int, block: int, compared: int, *, rounded: bool, in_4_
     return held + (8 + 2 * each) * min(compared, MOST_COMPARED)
 
 
-def _least_bytes(folder: Path) -> int:
+def _least_bytes(folder: Path, in_4_bits: int = 0) -> int:
     """What a model takes before any gradient is compared, at most."""
     blocks: dict[int, int] = {}
     for name, count in sizes_of(folder).items():
@@ -258,7 +259,7 @@ def _least_bytes(folder: Path) -> int:
         if not may_be_read_by_blocks(folder)
         else max((count for block, count in blocks.items() if block >= 0), default=0)
     )
-    return probe_bytes(sum(blocks.values()), largest, 0, rounded=False)
+    return probe_bytes(sum(blocks.values()), largest, 0, rounded=False, in_4_bits=in_4_bits)
 
 
 class _Plain:

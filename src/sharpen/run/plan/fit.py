@@ -5,7 +5,7 @@ setting that the user gave is kept. `sharpen plan` and the run itself both ask `
 
     compute type           bfloat16 on a CPU whose products are `LEAST_SPEEDUP` times as fast in it, for dense models
                            from `LEAST_ROUNDED` parameters on; a GPU's is bfloat16 anyway
-    the others             the first of `_rungs` with which the predicted peak leaves `MARGIN`: from what is fastest to
+    the others             the first of `_rungs` with which the predicted peak leaves a tenth: from what is fastest to
                            what takes least. A large model on a CPU begins where memory is small: there, a product is
                            no faster with more rows, and computing activations again costs a third of the training
 
@@ -25,8 +25,6 @@ from sharpen.run.plan.case import Case
 from sharpen.run.plan.hardware import GIB, bfloat16_speedup
 from sharpen.run.plan.memory import DeviceMemory, cache_mb, in_flight, places
 
-MARGIN = 0.1
-"""The share of the predicted peak that is left free beside it."""
 LEAST_SPEEDUP = 1.3
 """A smaller gain is not worth the rounding."""
 LEAST_ROUNDED = 10_000_000
@@ -138,8 +136,8 @@ def _open(config: RunConfig, rung: Settings, *, continues: bool) -> Settings:
 
 
 def _first_that_fits(case: Case, rungs: Sequence[Settings]) -> Settings:
-    """Return the first of the settings with which the case fits with `MARGIN`, the last if none does. What a rung takes
-    falls from one to the next, so that a few are tried."""
+    """Return the first of the settings with which the case fits with `memory.MARGIN`, the last if none does. What a rung
+    takes falls from one to the next, so that a few are tried."""
     if _has_room(case.changed(rungs[0])):
         return rungs[0]
     low, high = 0, len(rungs) - 1
@@ -154,7 +152,7 @@ def _first_that_fits(case: Case, rungs: Sequence[Settings]) -> Settings:
 
 def _has_room(case: Case) -> bool:
     return all(
-        place.peak * (1 + MARGIN) <= place.capacity
+        place.has_room
         for certain in (True, False)  # what is quickly known, first
         for place in places(case, certain=certain)
     )

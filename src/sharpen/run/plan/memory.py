@@ -152,6 +152,8 @@ GAPS = "gaps between allocations"
 SLACK: dict[str, tuple[float, float]] = {"cpu": (0.0, 0.45), "cuda": (0.05, 0.05)}
 """Share of memory that the allocator loses to gaps: (in long-lived memory, in temporary memory). The system's allocator
 keeps freed blocks below 32 MB, and finds others too small. Measured on a CPU, assumed on a GPU."""
+MARGIN = 0.1
+"""The share of the predicted peak that is left free beside it."""
 ERROR = 0.15
 """The largest relative error of predicted memory in the runs that were measured (docs/use/plan.md)."""
 
@@ -185,6 +187,15 @@ class DeviceMemory:
         """Whether the device has room for its peak."""
         return self.peak <= self.capacity
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it has room for its peak and the margin."""
+        return self.peak * (1 + MARGIN) <= self.capacity
+
+    def without(self, when: When) -> DeviceMemory:
+        """Return the same without what is held in a phase, which is left out where it does not fit."""
+        return replace(self, items=tuple(item for item in self.items if item.when != when))
+
 
 def places(case: Case, *, certain: bool = False) -> tuple[DeviceMemory, ...]:
     """Return the memory of every kind of device that the run uses. `certain` counts only what is quickly and exactly
@@ -207,7 +218,7 @@ def places(case: Case, *, certain: bool = False) -> tuple[DeviceMemory, ...]:
     else:
         name, count = "trainer and engine" if serving else "trainer", max(case.num_trainers, case.num_engines)
         devices = [(name, count, [*process, *training, *serving, *moving])]
-    return tuple(
+    found = [
         DeviceMemory(
             name=name,
             count=count,
@@ -215,7 +226,12 @@ def places(case: Case, *, certain: bool = False) -> tuple[DeviceMemory, ...]:
             items=tuple(item for item in (*items, *([] if certain else _gaps(case, items))) if item.num_bytes > 0),
         )
         for name, count, items in devices
-    )
+    ]
+    return tuple(place if place.has_room else min(place, place.without("comparing"), key=_peak) for place in found)
+
+
+def _peak(place: DeviceMemory) -> int:
+    return place.peak
 
 
 def offloaded_bytes(case: Case) -> int:
@@ -251,8 +267,8 @@ def _trainer_items(case: Case) -> Iterator[Item]:
     yield item("policy: weights", 4 * (case.num_trained + frozen) - 2 * rounded - _saved_by_base(case))
     if lora is not None and case.num_in_base and not case.reads_by_layers:
         if not case.on_cpu:
-            read_whole = (2 if case.serves_in_bfloat16 else 4) * sizes.held if lora.base == "nf4" else 0
-            yield item("a model, read whole", read_whole, "loading")
+            before = (2 if case.serves_in_bfloat16 else 4) * case.num_in_base - nf4_bytes(case.num_in_base)
+            yield item("a model, read whole", before if lora.base == "nf4" else 0, "loading")  # by the engine
         elif lora.base == "shared" and case.reads_rounded and case.engine is not None:
             yield item(FILE, 2 * sizes.held, "loading")  # while the engine copies it: the trainer takes the engine's
         else:
