@@ -13,7 +13,8 @@ from typing import Any
 MOVES = ("left", "down", "right", "up")
 """In Gymnasium's order."""
 SYSTEM = "You cross a frozen lake. Answer with left, down, right or up."
-MOST_TURNS = 20
+MOST_TURNS = 14
+"""More would not fit into the context of the tiny model."""
 
 
 def describe(observation: Any) -> str:

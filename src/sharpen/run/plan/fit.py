@@ -136,8 +136,8 @@ def _open(config: RunConfig, rung: Settings, *, continues: bool) -> Settings:
 
 
 def _first_that_fits(case: Case, rungs: Sequence[Settings]) -> Settings:
-    """Return the first of the settings with which the case fits with room (`DeviceMemory.has_room`), the last if none does.
-    What a rung takes falls from one to the next, so that a few are tried."""
+    """Return the first of the settings with which the case has room, the last if none has. What a rung takes falls from
+    one to the next, so that a few are tried."""
     if _has_room(case.changed(rungs[0])):
         return rungs[0]
     low, high = 0, len(rungs) - 1
