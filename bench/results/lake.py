@@ -13,7 +13,7 @@ from typing import Any
 MOVES = ("left", "down", "right", "up")
 """In Gymnasium's order."""
 SYSTEM = "You cross a frozen lake. Answer with left, down, right or up."
-MOST_TURNS = 14
+MOST_TURNS = 10
 """More would not fit into the context of the tiny model."""
 
 

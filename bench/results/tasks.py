@@ -118,7 +118,7 @@ TASKS = {
     ),
     "frozen_lake": Task(
         title="FrozenLake-v1 of Gymnasium",
-        about="the way over 16 fields to the goal, at most 14 moves in one conversation; the ice does not slip, so "
+        about="the way over 16 fields to the goal, at most 10 moves in one conversation; the ice does not slip, so "
         "that held-out games are the same lake. The reward is the environment's: 1 at the goal",
         taught="its lessons are games of random moves: it knows how a move is said, and nothing of the way",
         packages=("gymnasium",),
