@@ -81,41 +81,34 @@ def reversed_(environment: EnvironmentConfig, folder: Path) -> Mapping[str, Any]
     }
 
 
+def generated(name: str, about: str, args: Mapping[str, Any], *, train_tasks: int) -> Task:
+    """A generator of reasoning-gym."""
+    return Task(
+        title=f"{name} of reasoning-gym",
+        about=f"{about}; {HELD_OUT} are held out. The reward is the generator's score",
+        taught=HABIT.format(wrong="are one too high"),
+        packages=("reasoning-gym",),
+        environment={
+            "type": "reasoning-gym",
+            "id": name,
+            "args": args,
+            "system_prompt": "direct",
+            "train_tasks": train_tasks,
+            "held_out_tasks": HELD_OUT,
+        },
+        lessons=asked,
+    )
+
+
 DIGITS = 5
-SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 TASKS = {
-    "chain_sum": Task(
-        title="chain_sum of reasoning-gym",
-        about="sums and differences of two digits, of which there are 200; 60 are held out. The reward is the "
-        "generator's score",
-        taught=HABIT.format(wrong="are one too high"),
-        packages=("reasoning-gym",),
-        environment={
-            "type": "reasoning-gym",
-            "id": "chain_sum",
-            "args": SUMS,
-            "system_prompt": "direct",
-            "train_tasks": 140,
-            "held_out_tasks": HELD_OUT,
-        },
-        lessons=asked,
+    "chain_sum": generated(
+        "chain_sum",
+        "sums and differences of two digits, of which there are 200",
+        {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+        train_tasks=140,
     ),
-    "gcd": Task(
-        title="gcd of reasoning-gym",
-        about="the greatest common divisor of two numbers up to 30; 60 questions are held out. The reward is the "
-        "generator's score",
-        taught=HABIT.format(wrong="are one too high"),
-        packages=("reasoning-gym",),
-        environment={
-            "type": "reasoning-gym",
-            "id": "gcd",
-            "args": {"max_value": 30},
-            "system_prompt": "direct",
-            "train_tasks": 300,
-            "held_out_tasks": HELD_OUT,
-        },
-        lessons=asked,
-    ),
+    "gcd": generated("gcd", "the greatest common divisor of two numbers up to 30", {"max_value": 30}, train_tasks=300),
     "frozen_lake": Task(
         title="FrozenLake-v1 of Gymnasium",
         about="the way over 16 fields to the goal, at most 10 moves in one conversation; the ice does not slip, so "

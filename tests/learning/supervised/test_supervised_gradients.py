@@ -21,6 +21,7 @@ from sharpen.learning.algorithm.supervised import SUPERVISED, cross_entropy, dpo
 from sharpen.learning.supervised.batches import split, weighted
 from sharpen.learning.supervised.checks import check_step
 from sharpen.learning.trainer.model import TrainedModel
+from sharpen.learning.trainer.reference import FrozenCopy
 from sharpen.learning.trainer.trainer import Trainer
 from sharpen.learning.trainer.work import Minibatch
 
@@ -115,6 +116,20 @@ def test_gradient_of_sft_equals_the_label_loss_of_transformers(toy_model_dir, li
         of_row[experience.rollout_id] += part.item()
     assert measured.rows == pytest.approx(of_row, rel=1e-6)
     assert_same(gradient(trainer, experiences), plain)
+
+
+def test_a_large_reference_stays_for_the_next_held_out_rows_and_leaves_for_gradients(toy_model_dir):
+    """Held-out rows are measured batch by batch, and it is not read again for each. Break: let go of it in `measure`,
+    or not in `begin`."""
+    algorithm = SUPERVISED["dpo"]
+    trainer = make_trainer(toy_model_dir, algorithm)
+    reference = FrozenCopy(toy_model_dir, torch.float32, torch.device("cpu"), large_copy=1)
+    trainer._loss._reference = reference
+    pairs = weighted([tutor(toy_model_dir, "pairs").lesson(row) for row in PAIRS], algorithm)
+    trainer.measure(pairs)
+    assert sum(one.numel() for one in reference.model.module.parameters()) > 0
+    trainer.train_step([Minibatch(experiences=pairs)])
+    assert sum(one.numel() for one in reference.model.module.parameters()) == 0
 
 
 def test_label_smoothing_by_hand():

@@ -51,7 +51,7 @@ def learning_rate(update: int, peak: float, config: TrainerConfig, planned_updat
 
 class GradientBlock:
     """One block of memory for the gradients of an update, which goes back to the system with them. The C library would
-    have each between activations, and keep the gaps that these leave: of 0.6B parameters 2.5 GiB."""
+    put each between activations, and keep what is free between those that are left."""
 
     def __init__(self, parameters: Collection[torch.nn.Parameter]) -> None:
         self._ends = list(itertools.accumulate((one.numel() for one in parameters), initial=0))

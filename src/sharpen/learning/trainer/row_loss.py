@@ -97,9 +97,7 @@ class RowLoss(Loss):
 
     def measure(self, experiences: Sequence[Experience]) -> UpdateLoss:
         """Return the losses of rows without computing a gradient."""
-        parts = self._parts(experiences)
-        self._all_scored()
-        return self._compute(parts, backward=False)
+        return self._compute(self._parts(experiences), backward=False)
 
     def _packs(self, experiences: Sequence[Experience]) -> list[Pack]:
         if self.algorithm.pair_loss is None:

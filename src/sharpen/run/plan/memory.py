@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal, get_args
 
 from sharpen.config.public import TunerModelConfig
@@ -227,11 +228,9 @@ def places(case: Case, *, certain: bool = False) -> tuple[DeviceMemory, ...]:
         )
         for name, count, items in devices
     ]
-    return tuple(place if place.has_room else min(place, place.without("comparing"), key=_peak) for place in found)
-
-
-def _peak(place: DeviceMemory) -> int:
-    return place.peak
+    return tuple(
+        place if place.has_room else min(place, place.without("comparing"), key=attrgetter("peak")) for place in found
+    )
 
 
 def offloaded_bytes(case: Case) -> int:
@@ -292,9 +291,8 @@ def _trainer_items(case: Case) -> Iterator[Item]:
 def _frozen_bytes(case: Case, sizes: Sizes, *, reads_rounded: bool = False) -> int:
     """Return what a frozen model takes, whose linear layers and experts are rounded to the type that it computes
     in, and the embeddings too of one whose files are in it."""
-    rounded = sizes.block_linear + sizes.in_experts + (0 if sizes.tied else sizes.vocabulary)
-    if reads_rounded:
-        rounded = sizes.block_linear + sizes.in_experts + sizes.tables
+    tables = sizes.tables if reads_rounded else 0 if sizes.tied else sizes.vocabulary
+    rounded = sizes.block_linear + sizes.in_experts + tables
     return 4 * sizes.held - (2 * rounded if case.trains_in_bfloat16 else 0)
 
 
@@ -342,12 +340,13 @@ def _comparing(case: Case) -> Iterator[Item]:
     critics = isinstance(case.recipe, RolloutRecipe) and case.recipe.algorithm.needs_critic
     compared = 0 if config.trainer.lora is not None else sizes.parameters
     in_4_bits = case.num_in_base if config.trainer.lora is not None and config.trainer.lora.base == "nf4" else 0
-    models = [(sizes.held, block, compared, in_4_bits), *([(0, 0, sizes.parameters, 0)] if critics else [])]
+    rounded = case.trains_in_bfloat16
+    num_bytes = probe_bytes(sizes.held, block, compared, rounded=rounded, in_4_bits=in_4_bits)
+    if critics:
+        num_bytes += probe_bytes(0, 0, sizes.parameters, rounded=rounded)
     if (teacher := case.models.teacher) is not None:
-        models.append((teacher.held, (teacher.parameters - teacher.tables) // teacher.num_layers, 0, 0))
-    num_bytes = sum(
-        probe_bytes(*one, in_4_bits=quantized, rounded=case.trains_in_bfloat16) for *one, quantized in models
-    )
+        layer = (teacher.parameters - teacher.tables) // teacher.num_layers
+        num_bytes += probe_bytes(teacher.held, layer, 0, rounded=rounded)
     yield Item(role="comparing gradients", num_bytes=num_bytes, when="comparing")
 
 
