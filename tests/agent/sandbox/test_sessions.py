@@ -195,20 +195,25 @@ time.sleep(600)
 """
 
 
-def test_a_root_folder_is_removed_when_the_trainer_is_killed(tmp_path: Path) -> None:
-    """Also while no command runs in it. Red without what holds it."""
-    program = (
-        "import time\nfrom pathlib import Path\nfrom sharpen.agent.sandbox.root import Recipe, RootSession\n"
-        f"session = RootSession.start(recipe=Recipe(), context=Path({str(tmp_path)!r}))\n"
-        "print(session.place, flush=True)\ntime.sleep(600)\n"
-    )
-    trainer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert trainer.stdout is not None
-    place = Path(trainer.stdout.readline().strip())
-    assert (place / "app").exists()
-    trainer.send_signal(signal.SIGKILL)
-    trainer.wait()
-    trainer.stdout.close()
+HOLDER = """
+import os, signal, sys, time
+from pathlib import Path
+from sharpen.agent.sandbox.root import Recipe, RootSession
+session = RootSession.start(recipe=Recipe(), context=Path(sys.argv[1]))
+assert (session.place / "app").exists()
+print(session.place, flush=True)
+time.sleep(float(sys.argv[2]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.5])
+def test_a_root_folder_is_removed_when_the_trainer_is_killed(tmp_path: Path, after_s: float) -> None:
+    """While no command runs in it. Red without what holds it, and, at once, where that is not waited for."""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path), str(after_s)]
+    trainer = subprocess.run(command, capture_output=True, text=True)
+    assert trainer.returncode == -signal.SIGKILL, trainer.stderr
+    place = Path(trainer.stdout.strip())
     until = time.monotonic() + PATIENCE_S
     while place.exists() and time.monotonic() < until:
         time.sleep(0.01)

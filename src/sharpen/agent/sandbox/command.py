@@ -76,6 +76,11 @@ class Lifeline:
                 return
         action(self._reason)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether something runs that it ends."""
+        return bool(self._actions)
+
     def end(self, reason: str) -> None:
         """End the command. Only the first reason counts."""
         with self._lock:

@@ -12,11 +12,13 @@ import functools
 import json
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -113,9 +115,10 @@ class RootSession:
         check_namespaces()
         if (top := PurePosixPath(workdir or "/").parts[1:2]) and PROGRAMS.fullmatch(top[0]):
             raise SandboxError(f"the folder {workdir} is among programs, which a root folder reads: use a container")
-        place, life = Path(tempfile.mkdtemp(prefix="sharpen-root-")), Lifeline()
+        place, life = Path(tempfile.gettempdir(), f"sharpen-root-{secrets.token_hex(8)}"), Lifeline()
+        _hold(place, life)
         try:
-            _hold(place, life)
+            place.mkdir(mode=0o700)
             session = cls(
                 place=place,
                 programs=_furnish(place, root),
@@ -249,7 +252,9 @@ def check_namespaces() -> None:
 
 
 def _hold(place: Path, life: Lifeline) -> None:
-    """Have the folder removed if this process is killed while no command runs in it."""
+    """Have the folder removed if this process is killed while no command runs in it. When this returns that is so: a
+    folder that is made afterwards is not left, whenever this process ends. Raises `SandboxError`.
+    """
     order: Order = {
         "arguments": ["sleep", "infinity"],
         "environment": {"PATH": path_here()},
@@ -261,7 +266,11 @@ def _hold(place: Path, life: Lifeline) -> None:
         "trainer": -1,
         "open_files": open_files(),
     }
-    in_thread(lambda: keep(order, Limits(), life, prefix=(), watch=False))
+    holder = in_thread(lambda: keep(order, Limits(), life, prefix=(), watch=False))
+    while not (life.is_held or holder.done()):
+        time.sleep(0.001)
+    if not life.is_held:
+        raise SandboxError(f"nothing would remove {place}: its keeper cannot be started: {holder.exception()}")
 
 
 def _furnish(place: Path, root: Path) -> dict[str, str]:
