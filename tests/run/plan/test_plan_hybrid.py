@@ -77,6 +77,17 @@ def test_frozen_experts_take_half_in_bfloat16(tmp_path: Path) -> None:
     assert weights == frozen + 4 * planned.num_trained
 
 
+def test_experts_in_4_bits_are_loaded_once(tmp_path: Path) -> None:
+    """On a GPU the engine reads linear layers whole and then rounds them; experts stay as they are, and the trainer
+    takes the engine's. Red when all that the model has is counted a second time while it loads."""
+    planned = case(tmp_path, make_experts("qwen3_moe"), {"trainer.lora": {"rank": 2, "base": "nf4"}})
+    linear = planned.num_in_base
+    assert 0 < linear < planned.models.policy.held - planned.models.policy.in_experts
+    (device,) = places(planned)
+    (loading,) = (item for item in device.items if item.role == "a model, read whole")
+    assert (loading.when, loading.num_bytes) == ("loading", 2 * linear - linear // 2 - linear // 64)
+
+
 def test_depth_is_extrapolated_by_whole_patterns_of_layers() -> None:
     """Red when two and four layers stand for all: those have one layer with attention, and three convolutions."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 500}

@@ -168,6 +168,16 @@ def test_comparing_gradients_takes_the_model_once_more_or_some_blocks(folder: Pa
     )
 
 
+def test_comparing_holds_the_4_bits_of_a_large_model(tmp_path: Path) -> None:
+    """Red when the plan does not say which weights they are. A model of 150M, which is read block by block."""
+    folder = write_config(tmp_path, model_config(hidden_size=1024, vocab_size=131_072))
+    linear = 3 * (2 * 1024 * 64 + 2 * 1024 * 32 + 3 * 1024 * 160)
+    own, in_4_bits = (
+        items(planned(folder, {"trainer.lora": {"rank": 4, "base": base}}, CPU)) for base in ("shared", "nf4")
+    )
+    assert in_4_bits["comparing gradients"] - own["comparing gradients"] == linear // 2 + linear // 16
+
+
 def test_what_is_offloaded_lies_on_the_host(folder: Path) -> None:
     assert offloaded_bytes(case_of(run_config(folder, {"trainer.cpu_offload": True}))) == 20 * P - 2 * LINEAR
     assert not any(
