@@ -86,6 +86,9 @@ class LossConfig(Strict):
     """Weights below this become 0 (`masked`)."""
     behaviour_high: float | None = Field(default=None, ge=1.0)
     """Weights above this become 0 (`masked`), or this value (`truncated`)."""
+    sequence_mask: float | None = Field(default=None, gt=0.0)
+    """Tokens with a negative advantage are left out of calls whose tokens have, in the mean, become less likely by more
+    than this many nats since they were sampled. None leaves none out."""
     entropy_coef: float | None = Field(default=None, ge=0.0)
     """Weight of the entropy bonus."""
     aggregation: Aggregation | None = None

@@ -61,6 +61,7 @@ class Algorithm:
     behaviour_low: float | None = None
     behaviour_high: float | None = None
     entropy_coef: float = 0.0
+    sequence_mask: float | None = None
     aggregation: Aggregation | TokenWeights | AggregationFunction = "token-mean"
     constant_length: int | None = None
     std_threshold: float | None = None
@@ -115,7 +116,7 @@ class Algorithm:
         """Whether tokens must be sampled from the full distribution: a term uses the probability with which they were
         sampled, or the distribution is compared with a teacher's."""
         uses_record = self.needs_reference and (self.kl == "corrected_k3" or self.kl_in == "reward")
-        return self.of_policy_loss.needs_ratio or self.needs_teacher or uses_record
+        return self.of_policy_loss.needs_ratio or self.needs_teacher or uses_record or self.sequence_mask is not None
 
     @property
     def off_policy(self) -> bool:
@@ -126,8 +127,8 @@ class Algorithm:
 
     @property
     def by_call(self) -> bool:
-        """Whether the loss needs the number of each token's call."""
-        return self.of_policy_loss.by_call
+        """Whether the loss, or what it leaves out, needs the number of each token's call."""
+        return self.of_policy_loss.by_call or self.sequence_mask is not None
 
     @property
     def needs_reference(self) -> bool:

@@ -132,7 +132,7 @@ def _behaviour_bounds(algorithm: Algorithm, given: Mapping[str, Any]) -> dict[st
 
 
 def _check_terms(algorithm: Algorithm, given: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for settings of the KL term that would have no effect."""
+    """Raise `ConfigError` for settings of the KL term and the mask of sequences that would have no effect."""
     for setting in ("kl_in", "kl_target", "kl_horizon"):
         if setting in given and not algorithm.needs_reference:
             raise ConfigError(
@@ -141,6 +141,12 @@ def _check_terms(algorithm: Algorithm, given: Mapping[str, Any]) -> None:
             )
     if "kl_horizon" in given and algorithm.kl_target is None:
         raise ConfigError("loss.kl_horizon has no effect: set loss.kl_target too")
+    pushes = algorithm.needs_reward and algorithm.advantage not in ("best_of_group", "every_rollout")
+    if algorithm.sequence_mask is not None and not (pushes or algorithm.teaches_sampled):
+        raise ConfigError(
+            f"loss.sequence_mask has no effect: no advantage of {algorithm.name!r} is negative (loss.advantage "
+            f"{algorithm.advantage!r})"
+        )
 
 
 def _resolve_part(

@@ -33,6 +33,7 @@ class LossRules:
     behaviour_low: float | None = None
     behaviour_high: float | None = None
     entropy_coef: float = 0.0
+    sequence_mask: float | None = None
 
     @classmethod
     def of(cls, config: RunConfig) -> LossRules:
@@ -62,6 +63,7 @@ class LossRules:
             behaviour_low=low if loss.behaviour_low is None else loss.behaviour_low,
             behaviour_high=high if loss.behaviour_high is None else loss.behaviour_high,
             entropy_coef=preset.entropy_coef if loss.entropy_coef is None else loss.entropy_coef,
+            sequence_mask=preset.sequence_mask if loss.sequence_mask is None else loss.sequence_mask,
         )
 
 
@@ -160,4 +162,5 @@ def _preset(name: str) -> LossRules:
         behaviour_low=found.behaviour_low,
         behaviour_high=found.behaviour_high,
         entropy_coef=found.entropy_coef,
+        sequence_mask=found.sequence_mask,
     )
