@@ -134,8 +134,7 @@ def policy_objective(
         algorithm, logprobs_E, old_logprobs_E, advantages_E, calls_E, base_E
     )
     left_out_E, shares_E = _left_out(algorithm, logprobs_E, old_logprobs_E, advantages_E, calls_E)
-    policy_E = policy_E.masked_fill(left_out_E, 0.0)
-    policy_loss, kl_loss, entropy_loss = policy_weight * (weights_E * policy_E).sum(), zero, zero
+    policy_loss, kl_loss, entropy_loss = policy_weight * (weights_E * policy_E * ~left_out_E).sum(), zero, zero
     kl_reference, entropy_sum, distill_loss, divergence_sum = zero, zero, zero, zero
     if algorithm.needs_reference:
         kl_E = estimator(algorithm.kl)(logprobs_E, _required(ref_logprobs_E), old_logprobs_E)
@@ -157,8 +156,7 @@ def policy_objective(
             entropy_loss=entropy_loss.detach(),
             distill_loss=distill_loss.detach(),
             clipped=clipped_E.sum().to(zero.dtype),
-            # The tokens were sampled from the old policy: this is KL(old || now).
-            kl_old=k3(old_logprobs_E, logprobs_E).sum(),
+            kl_old=k3(old_logprobs_E, logprobs_E).sum(),  # KL(old || now), as tokens were sampled from the old policy
             kl_reference=kl_reference,
             entropy=entropy_sum,
             divergence=divergence_sum,
@@ -167,7 +165,7 @@ def policy_objective(
             behaviour=behaviour_E.sum(),
             behaviour_bounded=bounded_E.sum().to(zero.dtype),
             left_out=left_out_E.sum().to(zero.dtype),
-            calls_left_out=shares_E[left_out_E].sum(),
+            calls_left_out=(shares_E * left_out_E).sum(),
             num_calls=shares_E.sum(),
         )
         without_gradient_E = clipped_E | (behaviour_E == 0) | left_out_E
