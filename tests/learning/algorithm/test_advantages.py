@@ -51,6 +51,7 @@ TWO_GROUPS = Scores.of_rollouts([1.0, 0.0, 4.0, 2.0, 0.0], groups=[0, 0, 1, 1, 1
 BY_HAND = {
     "grpo_batch_std": [d / (math.sqrt(8.5 / 4) + 1e-6) for d in (0.5, -0.5, 2.0, 0.0, -2.0)],
     "rloo": [1.0, -1.0, 4 - 1.0, 2 - 2.0, 0 - 3.0],
+    "maxrl": [1.0, -1.0, 1.0, 0.0, -1.0],
     "reinforce": [1.0, 0.0, 4.0, 2.0, 0.0],
     "reinforceplusplus": [(r - 1.4) / (math.sqrt(11.2 / 4) + 1e-6) for r in (1.0, 0.0, 4.0, 2.0, 0.0)],
     "opmd": [0.5, -0.5, 2.0, 0.0, -2.0],
@@ -70,6 +71,21 @@ def test_opmd_with_tau_by_hand() -> None:
     # tau log mean exp(r / tau) of 1 and 0 with tau 0.5: 0.5 log((e^2 + 1) / 2)
     soft = 0.5 * math.log((math.exp(2.0) + 1.0) / 2.0)
     np.testing.assert_allclose(advantages.opmd(Scores.of_rollouts([1.0, 0.0]), tau=0.5), [1 - soft, -soft])
+
+
+def test_maxrl_is_what_another_team_computes() -> None:
+    """Rewards and advantages of `test_max_rl_mean_normalized` in prime-rl's `tests/unit/orchestrator/test_advantage.py`
+    (559b447); one right rollout of four weighs 1 / (1 / 4) - 1."""
+    groups = [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
+    expected = [[3.0, -1.0, -1.0, -1.0], [0.0, 0.0], [0.0, 0.0]]
+    for rewards_G, advantages_G in zip(groups, expected, strict=True):
+        assert advantages.maxrl(Scores.of_rollouts(rewards_G)).tolist() == advantages_G
+
+
+def test_maxrl_of_a_group_with_nothing_right_is_zero() -> None:
+    """Also where over-long answers were punished, so that the mean is below 0; and where only rounding is above it."""
+    for rewards_G in ([0.0, -0.5], [0.1, 0.2, -0.3], [0.0, 0.0]):
+        assert not advantages.maxrl(Scores.of_rollouts(rewards_G)).any()
 
 
 def test_rec_with_the_population_std_by_hand() -> None:
@@ -152,6 +168,9 @@ def plain(name: str, rewards_of_groups: list[list[float]]) -> list[float]:
                     result.append(d / (math.sqrt(sum(x * x for x in deviations) / (len(deviations) - 1)) + 1e-6))
                 case "grpo_global_std":
                     result.append(d / (statistics.stdev(everything) + 1e-6))
+                case "maxrl":
+                    mean = statistics.fmean(group)
+                    result.append(d / mean if mean > 1e-6 else 0.0)
                 case "rloo":
                     result.append(r - statistics.fmean(others))
                 case "reinforceplusplus":

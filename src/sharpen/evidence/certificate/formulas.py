@@ -118,6 +118,14 @@ def _rloo(groups: Groups) -> PerCall:
     return _of_rollouts(groups, numbers)
 
 
+def _maxrl(groups: Groups) -> PerCall:
+    def numbers(members: Sequence[Member]) -> list[float]:
+        mean = math.fsum(member.reward for member in members) / len(members)
+        return [member.reward / mean - 1.0 if mean > 1e-6 else 0.0 for member in members]
+
+    return _of_rollouts(groups, numbers)
+
+
 def _reinforce(groups: Groups) -> PerCall:
     return _of_rollouts(groups, _rewards)
 
@@ -297,6 +305,7 @@ FORMULAS: Mapping[str, Formula] = {
     "grpo_batch_std": Formula(numbers=_grpo_batch_std, centred=True),
     "grpo_global_std": Formula(numbers=_grpo_global_std, centred=True),
     "rloo": Formula(numbers=_rloo, centred=True),
+    "maxrl": Formula(numbers=_maxrl, centred=True),
     "reinforce": Formula(numbers=_reinforce, group_relative=False),
     "none": Formula(numbers=_nothing, group_relative=False, needs_reward=False),
     "remax": Formula(numbers=_remax, group_relative=False, baseline=True),

@@ -40,6 +40,7 @@ PRESETS: Mapping[str, Preset] = {
     "ppo": Preset(advantage="gae"),
     "decoupled_ppo": Preset(advantage="gae"),
     "rloo": Preset(advantage="rloo"),
+    "maxrl": Preset(advantage="maxrl"),
     "icepop": Preset(aggregation=_SEQUENCES),
     "reinforce": Preset(advantage="reinforce", aggregation="rollout-mean"),
     "remax": Preset(advantage="remax"),

@@ -36,6 +36,8 @@ from sharpen.learning.algorithm.returns import (
 
 EPSILON = 1e-6
 """Added to a standard deviation before dividing, as in the spec's engine."""
+SMALLEST_MEAN = 1e-6
+"""A group whose mean reward is at most this has nothing that `maxrl` could make likelier."""
 VARIANCE_FLOOR = 1e-8
 """Added to a variance over tokens before its root, as in the spec's engine."""
 
@@ -90,6 +92,22 @@ def rloo(scores: Scores) -> FloatArray:
     """
     sizes_R = np.bincount(scores.groups_R)[scores.groups_R]
     return scores.per_call(_centred(scores) * sizes_R / (sizes_R - 1))
+
+
+def maxrl(scores: Scores) -> FloatArray:
+    """Return `(r - mean) / mean` with the mean of the group; 0 for a group whose mean is at most 1e-6.
+
+    With rewards of 0 and 1, each right rollout weighs more the rarer it is in its group: the expected gradient is that
+    of the log of the probability of a right answer, to the order of the group's size. Rewards below 0 have no such
+    meaning.
+
+    Source: maximum likelihood reinforcement learning, arXiv 2602.02710, algorithm 1.
+    """
+    centred_R, means_R = _centred(scores), np.zeros_like(scores.rewards_R)
+    for places in members(scores.groups_R):
+        means_R[places] = scores.rewards_R[places].mean()
+    taught_R = means_R > SMALLEST_MEAN
+    return scores.per_call(np.where(taught_R, centred_R / np.where(taught_R, means_R, 1.0), 0.0))
 
 
 def reinforce(scores: Scores) -> FloatArray:
@@ -376,6 +394,7 @@ ADVANTAGES: dict[str, Advantage] = {
         function=grpo_global_std, formula="(r - mean_g) / (std_batch(r) + 1e-6)", centred=True
     ),
     "rloo": Advantage(function=rloo, formula="r - mean of the others in g", centred=True),
+    "maxrl": Advantage(function=maxrl, formula="(r - mean_g) / mean_g; 0 where mean_g <= 1e-6", centred=True),
     "reinforce": Advantage(function=reinforce, formula="r", group_relative=False),
     "none": Advantage(
         function=no_advantage, formula="0, whatever the reward", group_relative=False, needs_reward=False

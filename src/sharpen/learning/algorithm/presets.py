@@ -270,6 +270,12 @@ _ALGORITHMS = (
     ),
     _like_grpo("rloo", "RLOO: 'Back to Basics', arXiv 2402.14740.", advantage="rloo"),
     Algorithm(
+        name="maxrl",
+        advantage="maxrl",
+        policy_loss_args={"clip_low": 0.2, "clip_high": 0.2},
+        source="MaxRL, arXiv 2602.02710, algorithm 1, for rewards of 0 and 1; clip 0.2, token-mean and no KL are ours.",
+    ),
+    Algorithm(
         name="icepop",
         policy_loss_args={"clip_low": 0.2, "clip_high": 0.2},
         aggregation="sequence-mean-token-mean",
