@@ -48,7 +48,7 @@ OF_A_GROUP = [
     "step_rewards",
     "maxrl",
 ]
-OF_THE_STEP = ["grpo_batch_std", "reinforceplusplus", "reinforceplusplus_tokens"]
+OF_THE_STEP = ["grpo_batch_std", "gdpo", "reinforceplusplus", "reinforceplusplus_tokens"]
 SCALES = {
     **dict.fromkeys(["reinforce", "remax", "rloo", "opmd", "rec", "gigpo", "step_rewards"], 1),
     **dict.fromkeys(["grpo", "step_wise_grpo", "best_of_group", "pass_at_k", "maxrl", *OF_THE_STEP], 0),

@@ -88,6 +88,64 @@ def test_maxrl_of_a_group_with_nothing_right_is_zero() -> None:
         assert not advantages.maxrl(Scores.of_rollouts(rewards_G)).any()
 
 
+def named(groups: list[int], **metrics: list[float]) -> Scores:
+    """A step whose rollouts have these metrics, and a reward of 0."""
+    of_rollouts = [dict(zip(metrics, values, strict=True)) for values in zip(*metrics.values(), strict=True)]
+    scores = Scores.of_rollouts([0.0] * len(groups), groups)
+    return dataclasses.replace(scores, metrics_R=np.array(of_rollouts, np.object_))
+
+
+def test_gdpo_by_hand() -> None:
+    # Two groups of two. right 1, 0 | 0, 1: +-0.5 / sqrt(0.5) = +-0.7071; form 0, 1 | 0, 1: the same, and half of it.
+    # Sums 0.3536, -0.3536, -1.0607, 1.0607; squares 0.125, 0.125, 1.125, 1.125: std sqrt(2.5 / 3) = 0.9129.
+    scores = named([0, 0, 1, 1], right=[1.0, 0.0, 0.0, 1.0], form=[0.0, 1.0, 0.0, 1.0])
+    sums = np.array([1.0, -1.0, -3.0, 3.0]) * math.sqrt(0.125)
+    expected = sums / math.sqrt(2.5 / 3)
+    np.testing.assert_allclose(advantages.gdpo(scores, weights={"right": 1.0, "form": 0.5}), expected, rtol=1e-5)
+
+
+def test_gdpo_is_what_other_teams_compute() -> None:
+    """TRL 1.16.0: its own lines for `multi_objective_aggregation="normalize_then_sum"`, run on these rewards with
+    weights 1 and 0.5 (it adds 1e-4 to a deviation, we 1e-6). verl: the rewards of
+    `test_gdpo_normalizes_each_reward_dimension_before_sum`, which claims 0, 0, less and more than 0."""
+    scores = named([0] * 4 + [1] * 4, a=[1, 0, 1, 0, 0, 0, 1, 0], b=[0.25, 0.75, 1, 0, 1, 0.5, 0, 0])
+    found = advantages.gdpo(scores, weights={"a": 1.0, "b": 0.5})
+    expected = [0.597182, -0.597182, 1.425673, -1.425673, 0.154073, -0.372556, 1.117667, -0.899184]
+    np.testing.assert_allclose(found, expected, atol=4e-4)
+    scores = named([0, 0, 1, 1], accuracy=[1.0, 0.0, 0.0, 1.0], form=[0.0, 1.0, 0.0, 1.0])
+    found = advantages.gdpo(scores, weights={"accuracy": 1.0, "form": 1.0})
+    np.testing.assert_allclose(found, [0.0, 0.0, -math.sqrt(1.5), math.sqrt(1.5)], atol=1e-5)
+
+
+def test_gdpo_finds_a_judges_metrics_and_the_reward_by_name() -> None:
+    scores = named([0, 0], **{"judge/right": [1.0, 0.0]})
+    expected = advantages.gdpo(Scores.of_rollouts([1.0, 0.0]))
+    for name in ("right", "judge/right"):
+        np.testing.assert_array_equal(advantages.gdpo(scores, weights={name: 1.0}), expected)
+    rewarded = dataclasses.replace(scores, rewards_R=np.array([0.0, 1.0]))
+    np.testing.assert_array_equal(advantages.gdpo(rewarded, weights={"reward": 1.0}), -expected)
+
+
+def test_gdpo_refuses_a_rollout_without_a_named_reward() -> None:
+    with pytest.raises(ValueError, match=r"a rollout has no metric 'form' \(it has right\)"):
+        advantages.gdpo(named([0, 0], right=[1.0, 0.0]), weights={"right": 1.0, "form": 1.0})
+
+
+@given(st.lists(st.tuples(rewards, rewards), min_size=1, max_size=3), st.sampled_from([0.5, 4.0]), st.floats(-9, 9))
+def test_gdpo_sees_neither_shift_nor_scale_of_one_of_several_rewards(
+    groups: list[tuple[list[float], list[float]]], scale: float, shift: float
+) -> None:
+    pairs = [(n, x, y) for n, (a, b) in enumerate(groups) for x, y in zip(a, b, strict=False)]
+    numbers, first, second = ([*column] for column in zip(*pairs, strict=True))
+    weights = {"a": 1.0, "b": 0.5}
+    found = advantages.gdpo(named(numbers, a=first, b=second), weights=weights)
+    moved = advantages.gdpo(
+        named(numbers, a=first, b=[scale * round(y * 8) / 8 + round(shift) for y in second]), weights=weights
+    )
+    np.testing.assert_allclose(moved, found, atol=1e-3)
+    np.testing.assert_allclose(np.bincount(numbers, found), 0.0, atol=1e-9)
+
+
 def test_rec_with_the_population_std_by_hand() -> None:
     # rewards 1 and 0: population std 0.5
     expected = np.array([0.5, -0.5]) / (0.5 + 1e-6)
@@ -171,6 +229,12 @@ def plain(name: str, rewards_of_groups: list[list[float]]) -> list[float]:
                 case "maxrl":
                     mean = statistics.fmean(group)
                     result.append(d / mean if mean > 1e-6 else 0.0)
+                case "gdpo":  # of the reward alone
+                    scaled = [
+                        (x - statistics.fmean(g)) / (statistics.stdev(g) + 1e-6) for g in rewards_of_groups for x in g
+                    ]
+                    deviation = math.sqrt(sum(x * x for x in scaled) / (len(scaled) - 1))
+                    result.append(d / (statistics.stdev(group) + 1e-6) / (deviation + 1e-6))
                 case "rloo":
                     result.append(r - statistics.fmean(others))
                 case "reinforceplusplus":
