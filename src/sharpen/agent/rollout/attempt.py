@@ -285,8 +285,8 @@ class UserFunctions:
             named = ", ".join(map(repr, missing))
             return Ending(
                 outcome=otherwise,
-                error=f"{who} gave no finite number as metric {named}, which loss.advantage_args.weights names (it gave "
-                f"{', '.join(map(repr, metrics)) or 'none'}): return all of them with each score",
+                error=f"{who} gave no finite number as metric {named}, which loss.advantage_args.weights names "
+                f"(it gave {', '.join(map(repr, metrics)) or 'none'}): return all of them with each score",
             )
         return Ending(outcome=Outcome.OK, reward=number, metrics=metrics)
 

@@ -366,9 +366,9 @@ class Advantage:
 
     `second` is the formula once more, for the certificate; ours are in `evidence.certificate.formulas`. It shares no
     code with `function`, takes the same parameters, and gets the groups that train, each a sequence of members. A
-    member has `reward`, `episode` (the sum of its step rewards, or else its reward), `baseline`, `metrics`, and `calls`, each with
-    `num_tokens`, `reward_after`, `own_reward` and `state`. It returns for each group a list with a number for each
-    member, or with a list of numbers, one for each call.
+    member has `reward`, `episode` (the sum of its step rewards, or else its reward), `baseline`, `metrics`, and
+    `calls`, each with `num_tokens`, `reward_after`, `own_reward` and `state`. It returns for each group a list with a
+    number for each member, or with a list of numbers, one for each call.
     """
 
     function: AdvantageFunction
