@@ -122,18 +122,16 @@ def policy_objective(
 ) -> tuple[torch.Tensor, ObjectiveSums, PolicyTokens]:
     """Compute the loss of some of an update's tokens, the sums for its metrics, and what it did with each token.
 
-    All tensors have shape E; only `logprobs_E`, `entropy_E` and `divergence_E` (from the teacher) have a gradient.
-    Some are used only if the algorithm needs them, and are then required: `ref_logprobs_E` if it `needs_reference`,
-    `entropy_E` if it `needs_entropy`, `divergence_E` if it distills over the vocabulary, `calls_E` (the number of each
-    token's call) if it is `by_call`. `proximal_E` are the logprobs under the weights before the step's first
-    update, for a `behaviour` weight (None: the current weights). `policy_weight` multiplies the policy loss alone.
+    All tensors have shape E; only `logprobs_E`, `entropy_E` and `divergence_E` (from the teacher) have a gradient. What
+    the algorithm needs is required: `ref_logprobs_E` if it `needs_reference`, `entropy_E` if it `needs_entropy`,
+    `divergence_E` if it distills over the vocabulary, `calls_E` (the number of each token's call) if it is `by_call`.
+    `proximal_E` are the logprobs under the weights before the step's first update, for a `behaviour` weight (None: the
+    current weights). `policy_weight` multiplies the policy loss alone.
     """
-    zero = logprobs_E.new_zeros(())
-    base_E = _compared(algorithm, logprobs_E, old_logprobs_E, proximal_E)
-    policy_E, clipped_E, behaviour_E, bounded_E = _policy_tokens(
-        algorithm, logprobs_E, old_logprobs_E, advantages_E, calls_E, base_E
-    )
-    left_out_E, shares_E = _left_out(algorithm, logprobs_E, old_logprobs_E, advantages_E, calls_E)
+    zero, base_E = logprobs_E.new_zeros(()), _compared(algorithm, logprobs_E, old_logprobs_E, proximal_E)
+    given = (logprobs_E, old_logprobs_E, advantages_E, calls_E)
+    policy_E, clipped_E, behaviour_E, bounded_E = _policy_tokens(algorithm, *given, base_E)
+    left_out_E, counts = _left_out(algorithm, *given)
     policy_loss, kl_loss, entropy_loss = policy_weight * (weights_E * policy_E * ~left_out_E).sum(), zero, zero
     kl_reference, entropy_sum, distill_loss, divergence_sum = zero, zero, zero, zero
     if algorithm.needs_reference:
@@ -164,9 +162,7 @@ def policy_objective(
             ratio_max=ratio_E.max() if ratio_E.numel() else zero,
             behaviour=behaviour_E.sum(),
             behaviour_bounded=bounded_E.sum().to(zero.dtype),
-            left_out=left_out_E.sum().to(zero.dtype),
-            calls_left_out=(shares_E * left_out_E).sum(),
-            num_calls=shares_E.sum(),
+            **counts,
         )
         without_gradient_E = clipped_E | (behaviour_E == 0) | left_out_E
         tokens = PolicyTokens(log_ratios_E=log_ratio(logprobs_E, base_E), clipped_E=without_gradient_E)
@@ -221,14 +217,18 @@ def _left_out(
     old_logprobs_E: torch.Tensor,
     advantages_E: torch.Tensor,
     calls_E: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which tokens `sequence_mask` leaves out, and the share of its call that each token is (0 without it)."""
-    if algorithm.sequence_mask is None:
-        none_E = torch.zeros_like(logprobs_E.detach())
-        return none_E.bool(), none_E
-    calls_E = _required(calls_E)
-    left_out_E = far_and_bad(logprobs_E, old_logprobs_E, advantages_E, calls_E, threshold=algorithm.sequence_mask)
-    return left_out_E, shares_of_calls(calls_E, logprobs_E.detach())
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return which tokens `sequence_mask` leaves out, and its sums."""
+    left_out_E, shares_E = torch.zeros_like(logprobs_E, dtype=torch.bool), torch.zeros_like(logprobs_E)
+    if algorithm.sequence_mask is not None:
+        calls_E = _required(calls_E)
+        left_out_E = far_and_bad(logprobs_E, old_logprobs_E, advantages_E, calls_E, threshold=algorithm.sequence_mask)
+        shares_E = shares_of_calls(calls_E, logprobs_E.detach())
+    return left_out_E, {
+        "left_out": left_out_E.sum().to(shares_E.dtype),
+        "calls_left_out": (shares_E * left_out_E).sum(),
+        "num_calls": shares_E.sum(),
+    }
 
 
 def sequence_log_ratios(
