@@ -17,6 +17,7 @@ from sharpen.config.run import ExpertConfig, RunConfig, SupervisedConfig
 from sharpen.config.trainer import CriticConfig, LoraConfig
 from sharpen.learning.algorithm.presets import Algorithm
 from sharpen.learning.algorithm.resolve import resolve
+from sharpen.learning.algorithm.returns import OWN_REWARD
 from sharpen.learning.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, learns_from_rows, resolve_supervised
 from sharpen.learning.experience.replay import ReplaySettings, replay_settings
 from sharpen.learning.schedule import Schedule
@@ -38,6 +39,11 @@ class Recipe:
         """Whether a rollout without a reward has failed."""
         return True
 
+    @property
+    def needs_metrics(self) -> tuple[str, ...]:
+        """The metrics without which a scored rollout has failed."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecipe(Recipe):
@@ -57,6 +63,11 @@ class RolloutRecipe(Recipe):
     def needs_reward(self) -> bool:
         """Whether a rollout without a reward has failed."""
         return self.algorithm.needs_reward
+
+    @property
+    def needs_metrics(self) -> tuple[str, ...]:
+        """The metrics without which a scored rollout has failed."""
+        return tuple(name for name in self.algorithm.named_rewards if name != OWN_REWARD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +143,16 @@ def _rollout_problems(recipe: RolloutRecipe) -> Iterator[str]:
                 f"model.{name} is {value:g}, but {algorithm.name!r} needs tokens sampled from the model's whole "
                 f"distribution: set {name} to {whole}, or train without a probability ratio (raft)"
             )
+    if recipe.needs_metrics and config.rollout.failure_reward is not None:
+        yield (
+            f"rollout.failure_reward is {config.rollout.failure_reward:g}, but a rollout that failed has none of "
+            f"{', '.join(recipe.needs_metrics)} (loss.advantage_args.weights): leave it out"
+        )
+    if algorithm.named_rewards and OWN_REWARD not in algorithm.named_rewards and algorithm.shaping.cache is not None:
+        yield (
+            f"sampling.overlong_cache has no effect: it changes a rollout's reward, and loss.advantage_args.weights "
+            f"has only {', '.join(algorithm.named_rewards)}: add {OWN_REWARD}"
+        )
     if config.journal.keep_steps is not None and algorithm.of_advantage.by_states:
         yield (
             f"journal.keep_steps is {config.journal.keep_steps}, but {algorithm.advantage!r} compares states, which "

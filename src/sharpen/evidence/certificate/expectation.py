@@ -157,6 +157,7 @@ def _member(rollout: Rollout, group: Group, rules: Rules) -> Member:
         reward=reward,
         episode=math.fsum(steps.values()) if steps else reward,
         baseline=math.nan if greedy is None or greedy.reward is None or not answered else greedy.reward,
+        metrics=rollout.metrics,
         calls=tuple(calls),
     )
 

@@ -40,6 +40,8 @@ PRESETS: Mapping[str, Preset] = {
     "ppo": Preset(advantage="gae"),
     "decoupled_ppo": Preset(advantage="gae"),
     "rloo": Preset(advantage="rloo"),
+    "maxrl": Preset(advantage="maxrl"),
+    "gdpo": Preset(advantage="gdpo"),
     "icepop": Preset(aggregation=_SEQUENCES),
     "reinforce": Preset(advantage="reinforce", aggregation="rollout-mean"),
     "remax": Preset(advantage="remax"),

@@ -101,6 +101,11 @@ class Algorithm:
         return self.of_advantage.needs_reward
 
     @property
+    def named_rewards(self) -> tuple[str, ...]:
+        """The rewards by name that advantages compare; none if they depend on the rollout's reward alone."""
+        return tuple(self.advantage_args.get("weights") or ()) if self.of_advantage.by_name else ()
+
+    @property
     def needs_teacher(self) -> bool:
         """Whether the algorithm compares the policy with a teacher."""
         return self.distill is not None
@@ -269,6 +274,19 @@ _ALGORITHMS = (
         behaviour="plain",
     ),
     _like_grpo("rloo", "RLOO: 'Back to Basics', arXiv 2402.14740.", advantage="rloo"),
+    Algorithm(
+        name="maxrl",
+        advantage="maxrl",
+        policy_loss_args={"clip_low": 0.2, "clip_high": 0.2},
+        source="MaxRL, arXiv 2602.02710, algorithm 1, for rewards of 0 and 1; clip 0.2, token-mean and no KL are ours.",
+    ),
+    Algorithm(
+        name="gdpo",
+        advantage="gdpo",
+        policy_loss_args={"clip_low": 0.2, "clip_high": 0.2},
+        source="GDPO, arXiv 2601.05242, equations 4 to 6, for several rewards (settings: loss.advantage_args.weights); "
+        "clip 0.2, token-mean and no KL are ours.",
+    ),
     Algorithm(
         name="icepop",
         policy_loss_args={"clip_low": 0.2, "clip_high": 0.2},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -58,6 +59,7 @@ def resolve(
         **_resolve_part(preset, given, "advantage", _ADVANTAGE_SHORTHANDS, advantage_named),
         **_resolve_part(preset, given, "policy_loss", _POLICY_LOSS_SHORTHANDS, policy_loss_named),
     )
+    _check_weights(algorithm)
     if algorithm.group_relative and group_size < 2:
         raise ConfigError(
             f"group_size is {group_size}, but {algorithm_type!r} compares the rollouts of a task with each other: "
@@ -89,6 +91,22 @@ def resolve(
             raise ConfigError("loss.constant_length has no effect: loss.aggregation is not 'constant-length'")
         return algorithm
     return replace(algorithm, constant_length=algorithm.constant_length or max_tokens)
+
+
+def _check_weights(algorithm: Algorithm) -> None:
+    """Raise `ConfigError` unless the weights of named rewards are numbers by name."""
+    weights = algorithm.advantage_args.get("weights")
+    if weights is None or not algorithm.of_advantage.by_name:
+        return
+    numbers = isinstance(weights, Mapping) and all(
+        isinstance(name, str) and isinstance(one, int | float) and math.isfinite(one) and one != 0
+        for name, one in weights.items()
+    )
+    if not numbers or not weights:
+        raise ConfigError(
+            f"loss.advantage_args.weights is {weights!r}: give each reward's name a number that is not 0, such as "
+            "{correct: 1.0, format: 0.5}"
+        )
 
 
 def default_behaviour(algorithm: Algorithm) -> Behaviour:

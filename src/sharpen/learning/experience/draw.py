@@ -53,6 +53,7 @@ def scores_of(rollouts: Sequence[Rollout], baselines: Mapping[str, float | None]
         states_C=np.array([states.setdefault(state_of(*pair), len(states)) for pair in calls], np.int64),
         num_tokens_C=np.array([len(call.sampled_ids_S) for _, call in calls], np.int64),
         baselines_R=np.array([_number(baselines.get(rollout.group_id)) for rollout in rollouts], np.float64),
+        metrics_R=np.array([rollout.metrics for rollout in rollouts], np.object_),
     )
 
 

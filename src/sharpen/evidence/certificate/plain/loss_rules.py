@@ -105,6 +105,8 @@ PRESETS: Mapping[str, LossRules] = {
     "ppo": _GRPO,
     "decoupled_ppo": _with_kl("ppo", arguments=_GRPO_CLIP, behaviour="plain"),
     "rloo": _GRPO,
+    "maxrl": LossRules(arguments={"clip_low": 0.2, "clip_high": 0.2}),
+    "gdpo": LossRules(arguments={"clip_low": 0.2, "clip_high": 0.2}),
     "icepop": LossRules(behaviour="masked", behaviour_low=0.5, behaviour_high=5.0),
     "reinforce": LossRules(policy_loss="reinforce"),
     "remax": LossRules(policy_loss="reinforce"),
