@@ -118,6 +118,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
             "sampling.reward_high",
         ),
         *("sampling.overlong_cache", "sampling.overlong_length", "sampling.overlong_penalty"),
+        *("sampling.length_penalty", "sampling.turns_penalty"),
         *("sampling.overlong_filter", "sampling.replay_share", "sampling.replay_priority", "sampling.max_staleness"),
         *("sampling.operators.name", "sampling.operators.args"),
         *("sampling.task_operators.name", "sampling.task_operators.args"),

@@ -310,6 +310,11 @@ class SamplingConfig(Strict):
     """Sampled tokens of one call from which on the full penalty applies; None takes `model.max_tokens`."""
     overlong_penalty: float = Field(default=1.0, gt=0.0)
     """The full penalty."""
+    length_penalty: float | None = Field(default=None, gt=0.0)
+    """What the longest rollout of a group loses, as a share of the group's mean reward; others by their sampled tokens
+    (docs/use/sampling.md)."""
+    turns_penalty: float | None = Field(default=None, gt=0.0)
+    """The same by trained calls."""
     overlong_filter: bool = False
     """Exclude rollouts that a token limit cut from statistics and update."""
     task_operators: list[OperatorConfig] = Field(default_factory=list)

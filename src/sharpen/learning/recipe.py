@@ -143,16 +143,7 @@ def _rollout_problems(recipe: RolloutRecipe) -> Iterator[str]:
                 f"model.{name} is {value:g}, but {algorithm.name!r} needs tokens sampled from the model's whole "
                 f"distribution: set {name} to {whole}, or train without a probability ratio (raft)"
             )
-    if recipe.needs_metrics and config.rollout.failure_reward is not None:
-        yield (
-            f"rollout.failure_reward is {config.rollout.failure_reward:g}, but a rollout that failed has none of "
-            f"{', '.join(recipe.needs_metrics)} (loss.advantage_args.weights): leave it out"
-        )
-    if algorithm.named_rewards and OWN_REWARD not in algorithm.named_rewards and algorithm.shaping.cache is not None:
-        yield (
-            f"sampling.overlong_cache has no effect: it changes a rollout's reward, and loss.advantage_args.weights "
-            f"has only {', '.join(algorithm.named_rewards)}: add {OWN_REWARD}"
-        )
+    yield from _reward_problems(recipe)
     if config.journal.keep_steps is not None and algorithm.of_advantage.by_states:
         yield (
             f"journal.keep_steps is {config.journal.keep_steps}, but {algorithm.advantage!r} compares states, which "
@@ -165,6 +156,30 @@ def _rollout_problems(recipe: RolloutRecipe) -> Iterator[str]:
             f"model.temperature is {config.model.temperature:g}: below {MIN_TEMPERATURE:g} rounding dominates the "
             f"logprobs, and almost every answer is the likeliest one; set it to 1, or to {MIN_TEMPERATURE:g} at least"
         )
+
+
+def _reward_problems(recipe: RolloutRecipe) -> Iterator[str]:
+    """Yield the settings that change rewards which the advantage does not use."""
+    config, algorithm = recipe.config, recipe.algorithm
+    if recipe.needs_metrics and config.rollout.failure_reward is not None:
+        yield (
+            f"rollout.failure_reward is {config.rollout.failure_reward:g}, but a rollout that failed has none of "
+            f"{', '.join(recipe.needs_metrics)} (loss.advantage_args.weights): leave it out"
+        )
+    for setting in ("overlong_cache", "length_penalty", "turns_penalty"):
+        if getattr(config.sampling, setting) is None:
+            continue
+        if algorithm.named_rewards and OWN_REWARD not in algorithm.named_rewards:
+            yield (
+                f"sampling.{setting} has no effect: it changes a rollout's reward, and loss.advantage_args.weights has "
+                f"only {', '.join(algorithm.named_rewards)}: add {OWN_REWARD}"
+            )
+        advantage = algorithm.of_advantage
+        if setting != "overlong_cache" and (advantage.per_step or advantage.per_call):
+            yield (
+                f"sampling.{setting} changes the reward of a rollout, but {algorithm.advantage!r} uses those of "
+                "steps or calls: leave it out"
+            )
 
 
 def _sync_problems(recipe: RolloutRecipe) -> Iterator[str]:

@@ -136,6 +136,18 @@ def test_thresholds_punishment_and_filters_are_recomputed(advantage: str) -> Non
     assert {"filtered", "flat"} <= reasons
 
 
+@pytest.mark.parametrize("advantage", ["grpo", "maxrl", "reinforceplusplus", "gdpo"])
+def test_penalties_on_length_and_turns_are_recomputed(advantage: str) -> None:
+    """Red when either side takes another mean, counts other calls, or compares with another group."""
+    for length, turns, cache in ((0.25, 0.0, None), (0.0, 0.5, None), (0.25, 0.5, 4)):
+        shaping = Shaping(length=length, turns=turns, max_length=8, cache=cache)
+        algorithm = Algorithm(name="x", advantage=advantage, shaping=shaping, std_threshold=0.0, source="")
+        for seed in range(3):
+            groups = some_step(seed)
+            checks = audited(groups, draw_batches(groups, algorithm, 2), algorithm, group_size=4)
+            assert not [check for check in checks.values() if check.broken]
+
+
 def test_the_tables_are_whole() -> None:
     """An algorithm that the certificate does not know would not be checked."""
     assert set(FORMULAS) == set(ADVANTAGES)

@@ -128,6 +128,7 @@ def test_every_preset_cites_its_source_and_resolves(name: str) -> None:
             "rollout.failure_reward is 0, but .* has none of form",
         ),
         ({"sampling": {"overlong_cache": 4}}, "sampling.overlong_cache has no effect"),
+        ({"sampling": {"turns_penalty": 0.1}}, "sampling.turns_penalty has no effect"),
     ],
 )
 def test_what_changes_only_a_rollouts_reward_does_not_go_with_other_named_ones(

@@ -203,10 +203,10 @@ def score(groups: Sequence[Group], algorithm: Algorithm) -> dict[str, Advantages
     """Compute advantages over the groups of a step. Return those of each rollout that takes part, by its id, with one
     for each of its calls. Groups that are left out (`left_out`) take no part."""
     rollouts = [
-        algorithm.shaping.shaped(rollout)
+        rollout
         for group in groups
         if left_out(group, algorithm) is None
-        for rollout in algorithm.shaping.taking_part(group.scored)
+        for rollout in algorithm.shaping.shaped_group(algorithm.shaping.taking_part(group.scored))
     ]
     if not rollouts:
         return {}
@@ -238,7 +238,7 @@ def make_batch(
     taking_part = {group.id: algorithm.shaping.taking_part(group.scored) for group in groups}
     training = {id_: rollouts for id_, rollouts in taking_part.items() if id_ not in reasons}
     rollouts = [rollout for members in training.values() for rollout in members]
-    shaped = {id_: [algorithm.shaping.shaped(rollout) for rollout in members] for id_, members in training.items()}
+    shaped = {id_: algorithm.shaping.shaped_group(members) for id_, members in training.items()}
     flat = {id_ for id_, members in shaped.items() if _is_flat(members, algorithm)}
     experiences, rollout_weights = _make_experiences(rollouts, algorithm, advantages)
     rewards = _rewards(rollouts)
