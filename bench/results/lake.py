@@ -1,7 +1,7 @@
 """What stands between Gymnasium's frozen lake and a model: an observation as text, and text as an action.
 
 In: the number of a field; what the model says. Out: a sentence; the number of a move. The environment's settings name
-both functions (docs/use/environments.md). `walks` are games without any skill, by which a model is taught the form.
+both functions (docs/use/environments.md). `walks` are games without skill, by which a model is taught the form.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ MOVES = ("left", "down", "right", "up")
 SYSTEM = "You cross a frozen lake. Answer with left, down, right or up."
 MOST_TURNS = 10
 """More would not fit into the context of the tiny model."""
+_ODDS = (1, 2, 2, 1)
+"""Of each move in a game without skill. By even ones 1 game in 200 reaches the goal, by these 1 in 40."""
 
 
 def describe(observation: Any) -> str:
@@ -30,7 +32,8 @@ def move(text: str) -> int:
 
 
 def walks(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """Conversations of games in which every move is drawn at random: the form of a move, and nothing of the way."""
+    """Conversations of games whose moves are drawn at random, whatever the field: the form of a move, and that more of
+    them go down or right than back."""
     import gymnasium
 
     rng, lake = random.Random(seed), gymnasium.make("FrozenLake-v1", is_slippery=False, max_episode_steps=MOST_TURNS)
@@ -38,7 +41,7 @@ def walks(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
         messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
         field, over = lake.reset()[0], False
         while not over:
-            said = rng.choice(MOVES)
+            said = rng.choices(MOVES, _ODDS)[0]
             messages.append({"role": "user", "content": describe(field)})
             messages.append({"role": "assistant", "content": said})
             field, _, ended, cut_off, _ = lake.step(move(said))

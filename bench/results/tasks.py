@@ -40,6 +40,11 @@ class Task:
     packages: tuple[str, ...]
     environment: Mapping[str, Any]
     lessons: Callable[[EnvironmentConfig, Path], Mapping[str, Any]]
+    first: str = ""
+    """What to do before the command, one line of a shell."""
+    option: str = ""
+    """What the command takes beside the task's name."""
+    taught_steps: int = 600
     steps: int = 60
     max_tokens: int = 16
 
@@ -55,7 +60,7 @@ def asked(environment: EnvironmentConfig, folder: Path) -> Mapping[str, Any]:
 
 def walked(environment: EnvironmentConfig, folder: Path) -> Mapping[str, Any]:
     """Games of random moves."""
-    return {"talks": list(lake.walks(4000))}
+    return {"talks": list(lake.walks(1000))}
 
 
 def reversed_(environment: EnvironmentConfig, folder: Path) -> Mapping[str, Any]:
@@ -67,7 +72,8 @@ def reversed_(environment: EnvironmentConfig, folder: Path) -> Mapping[str, Any]
     texts.parent.mkdir(exist_ok=True)
     numbers = rng.sample(range(10**DIGITS), 1000 + HELD_OUT)
     texts.write_text("".join(json.dumps({"prompt": f"{number:0{DIGITS}}"}) + "\n" for number in numbers))
-    rows = [row["task"] for row in Verifiers(environment).tasks("train")]
+    here = {"taskset": {"dataset_name": str(texts.parent.resolve())}}  # a run finds them by its own folder
+    rows = [row["task"] for row in Verifiers(environment.model_copy(update={"args": here})).tasks("train")]
     return {
         "questions": [
             Question(
@@ -113,7 +119,8 @@ TASKS = {
         title="FrozenLake-v1 of Gymnasium",
         about="the way over 16 fields to the goal, at most 10 moves in one conversation; the ice does not slip, so "
         "that held-out games are the same lake. The reward is the environment's: 1 at the goal",
-        taught="its lessons are games of random moves: it knows how a move is said, and nothing of the way",
+        taught="its lessons are games of random moves, of which two in three go down or right, whatever the field; "
+        "one such game in 40 reaches the goal",
         packages=("gymnasium",),
         environment={
             "type": "gymnasium",
@@ -128,6 +135,7 @@ TASKS = {
             "held_out_tasks": HELD_OUT,
         },
         lessons=walked,
+        taught_steps=100,
         max_tokens=4,
     ),
     "reverse_text": Task(
@@ -137,6 +145,8 @@ TASKS = {
         "models that read words; 60 are held out. The reward is the taskset's: the share of the text that is right",
         taught=HABIT.format(wrong="say the text as it was"),
         packages=("verifiers",),
+        first="pip install 'verifiers>=0.4'; git clone https://github.com/PrimeIntellect-ai/verifiers ../verifiers",
+        option=" --id ../verifiers/environments/reverse_text",
         environment={
             "type": "verifiers",
             "id": "reverse-text",
