@@ -121,6 +121,8 @@ PRESETS: Mapping[str, LossRules] = {
     "topr": _with_kl("topr"),
     "opmd": _with_kl("opmd"),
     "asymre": LossRules(policy_loss="opmd"),
+    "dppo": LossRules(policy_loss="dppo_tv"),
+    "vespo": LossRules(policy_loss="vespo"),
     "sppo": LossRules(policy_loss="sppo"),
     "rec": LossRules(policy_loss="rec"),
     "raft": LossRules(policy_loss="sft"),
@@ -136,7 +138,7 @@ PRESETS: Mapping[str, LossRules] = {
 POLICY_LOSSES = frozenset(
     {
         *("ppo", "gspo", "cispo", "sapo", "sapo_gate", "topr", "opmd", "reinforce", "sft", "importance_sampling"),
-        *("m2po", "sppo", "rec"),
+        *("m2po", "sppo", "rec", "dppo_tv", "dppo_kl", "vespo"),
     }
 )
 """The names of our own policy losses."""
