@@ -135,14 +135,26 @@ def test_what_changes_only_a_rollouts_reward_does_not_go_with_other_named_ones(
     settings: dict[str, Any], part: str
 ) -> None:
     def check(weights: dict[str, float]) -> None:
-        config = {
-            "train_dataset": {"path": "tasks"},
-            "model": {"model_path": "toy", "max_model_len": 64, "max_tokens": 16},
-            "algorithm": {"algorithm_type": "gdpo"},
-            "loss": {"advantage_args": {"weights": weights}},
-        }
-        check_settings(recipe_of(RunConfig.model_validate(config | settings)))
+        check_settings_of("gdpo", {"loss": {"advantage_args": {"weights": weights}}, **settings})
 
     with pytest.raises(ConfigError, match=part):
         check({"form": 1.0})
     check({"reward": 1.0})
+
+
+@pytest.mark.parametrize("penalty", ["length_penalty", "turns_penalty"])
+@pytest.mark.parametrize("name", ["gigpo", "ppo"])
+def test_penalties_do_not_go_with_rewards_of_steps(name: str, penalty: str) -> None:
+    """They change a rollout's reward, which these do not use where there are others."""
+    with pytest.raises(ConfigError, match=f"sampling.{penalty} changes the reward of a rollout"):
+        check_settings_of(name, {"sampling": {penalty: 0.1}})
+    check_settings_of("grpo", {"sampling": {penalty: 0.1}})
+
+
+def check_settings_of(name: str, settings: dict[str, Any]) -> None:
+    config = {
+        "train_dataset": {"path": "tasks"},
+        "model": {"model_path": "toy", "max_model_len": 64, "max_tokens": 16},
+        "algorithm": {"algorithm_type": name},
+    }
+    check_settings(recipe_of(RunConfig.model_validate(config | settings)))
