@@ -23,7 +23,7 @@ def logs(*probabilities: float) -> torch.Tensor:
 
 
 def test_dppo_by_total_variation_by_hand() -> None:
-    """Up by 0.2 and down by 0.2, pushed on or back; 0.01 to 0.3 with its ratio limited to 20; moves within the bounds."""
+    """Up by 0.2 and down by 0.2, pushed on or back; 0.005 to 0.15, a ratio of 30 limited to 20; a move of 0.1."""
     now, old = logs(0.7, 0.7, 0.3, 0.3, 0.15, 0.6), logs(0.5, 0.5, 0.5, 0.5, 0.005, 0.5).detach()
     loss, clipped = dppo_tv(now, old, tensor(2, -2, 2, -2, 2, 2))
     assert clipped.tolist() == [True, False, False, True, False, False]
@@ -134,11 +134,7 @@ def test_the_certificates_formula_has_the_same_gradient(
 def test_the_presets() -> None:
     dppo, soft = resolve("dppo", LossConfig(), 4), resolve("vespo", LossConfig(), 4)
     assert (dppo.policy_loss, dppo.needs_reference, dppo.behaviour, dppo.by_call) == ("dppo_tv", False, "none", False)
-    assert (soft.policy_loss, soft.needs_reference, soft.aggregation, soft.by_call) == (
-        "vespo",
-        False,
-        "token-mean",
-        True,
-    )
+    assert (soft.policy_loss, soft.needs_reference, soft.behaviour, soft.by_call) == ("vespo", False, "truncated", True)
+    assert soft.aggregation == dppo.aggregation == "token-mean"
     given = LossConfig(policy_loss="dppo_kl", policy_loss_args={"high": 0.1})
     assert resolve("dppo", given, 4).policy_loss_args == {"high": 0.1}

@@ -196,8 +196,8 @@ def dppo_tv(
     high: float = 0.15,
     max_ratio: float = 20.0,
 ) -> Losses:
-    """Return `-min(ρ, max_ratio) A log π` without gradient through the ratio, and 0 for tokens that A pushes on although
-    their probability has moved by more than a bound since they were sampled: up by `high` (A > 0), down by `low` (A < 0).
+    """Return `-min(ρ, max_ratio) A log π` without gradient through the ratio, and 0 for tokens that A pushes on
+    although their probability has moved by more than a bound: up by `high` (A > 0), down by `low` (A < 0).
 
     The move is the total variation between the two policies if only the sampled token and its complement are told
     apart. Source: DPPO, arXiv 2602.04879 (Binary-TV); bounds and the limit of the ratio are those of its authors' code
@@ -256,8 +256,8 @@ def vespo(
     """Return `-φ(W) A log π` with `φ(W) = W^k e^(λ (1 - W))`, without gradient through it: W is the ratio of the whole
     call, the product over its tokens, and k and λ depend on the sign of the advantage (0 counts as positive).
 
-    log W is limited to `log 1e-8` and `MAX_LOG_RATIO`, as in TRL 1.16.0. Where φ is 0 in floating point, a token counts
-    as clipped. Source: VESPO, arXiv 2602.10693; values of its experiments.
+    log W is limited to `log 1e-8` and `MAX_LOG_RATIO`, as in its authors' code and TRL 1.16.0. Where φ is 0 in floating
+    point, a token counts as clipped. Source: VESPO, arXiv 2602.10693; values of its experiments.
     """
     import torch
 
@@ -367,8 +367,8 @@ class PolicyLoss:
     `mask`: decides over a whole update which tokens are left out of it; it takes the configured parameters then.
     `needs_ratio`: it divides by the probability with which a token was sampled, so it cannot use tokens from a
     truncated distribution. `by_call`: it also takes `calls_E`. `off_policy`: it is meant for tokens of an older policy
-    although it has no ratio. `bounds`: its parameters that limit how far the ratio may be from 1 before a token loses
-    its gradient.
+    although it has no ratio. `bounds`: its parameters that limit how far the ratio, or the probability, may move before
+    a token loses its gradient. `product`: its ratio is the product over a call, in which rounding adds up.
 
     `second` is the formula once more, for the certificate; ours are in `evidence.certificate.plain.losses`. It shares
     no code with `function`, takes the same parameters, and gets the tokens of one call: logprobs now, those they are
@@ -381,6 +381,7 @@ class PolicyLoss:
     by_call: bool = False
     off_policy: bool = False
     bounds: tuple[str, ...] = ()
+    product: bool = False
     mask: Callable[..., Kept] | None = None
     second: Callable[..., torch.Tensor] | None = None
 
@@ -390,7 +391,9 @@ class PolicyLoss:
         return self.mask or self.function
 
     def narrowest_bound(self, arguments: Mapping[str, Any]) -> float:
-        """Return the smallest of its `bounds` with these arguments; infinite without a clip."""
+        """Return the smallest of its `bounds` with these arguments; infinite without a clip, 0 for a `product`."""
+        if self.product:
+            return 0.0
         if arguments.get("clip") == "none":
             return float("inf")
         parameters = inspect.signature(self.function).parameters
@@ -425,6 +428,7 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "dppo_tv": PolicyLoss(
         function=dppo_tv,
         formula="-sg(min(ρ, max_ratio)) A log π; 0 where A > 0 and p - p_old > high, or A < 0 and p_old - p > low",
+        bounds=("low", "high"),
     ),
     "dppo_kl": PolicyLoss(
         function=dppo_kl,
@@ -432,7 +436,10 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
         "above high (A > 0) or low (A < 0)",
     ),
     "vespo": PolicyLoss(
-        function=vespo, formula="-sg(W^k e^(λ (1 - W))) A log π with W = Π ρ of the call", by_call=True
+        function=vespo,
+        formula="-sg(W^k e^(λ (1 - W))) A log π with W = Π ρ of the call",
+        by_call=True,
+        product=True,
     ),
     "sppo": PolicyLoss(function=sppo, formula="-A log ρ where 1 / (1 + ε) <= ρ <= 1 + ε, else 0", bounds=("epsilon",)),
     "rec": PolicyLoss(
