@@ -234,7 +234,7 @@ docs: .venv-docs/installed
 	@touch $@
 
 # Make what the suites beside `make test` run in. One after the other: for each, pip writes the same files into src/. Files that
-# several have are kept once where there is a `hardlink` (util-linux): 10 GB on the disk in place of 18, and at no moment more.
+# several have are kept once where there is a `hardlink` (util-linux): 9 GB on the disk in place of 17.
 environments: .venv/installed .venv/node/installed
 	@set -e; for one in vllm ray agentscope1 agentscope2 clients environments verifiers docs; do \
 		$(MAKE) --no-print-directory .venv-$$one/installed; \
