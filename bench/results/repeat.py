@@ -98,7 +98,11 @@ def begin(task: Task, folder: Path, arguments: argparse.Namespace) -> None:
     environment = {**task.environment, **({"id": _absolute(arguments.id)} if arguments.id else {})}
     settings = {
         **SETTINGS,
-        "algorithm": {**SETTINGS["algorithm"], "batch_size": task.batch_size},
+        "algorithm": {
+            **SETTINGS["algorithm"],
+            "batch_size": task.batch_size,
+            "learning_rate": task.learning_rate,
+        },
         "environment": environment,
         "model": {"model_path": "model", "max_model_len": 512, "max_tokens": task.max_tokens},
         "train_dataset": {"total_steps": arguments.steps or task.steps},
