@@ -65,6 +65,8 @@ def test_a_tight_clip_is_against_the_trainers_own_logprobs(name, settings):
     assert plain.behaviour == "none"  # who asks for the record gets it
 
 
-@pytest.mark.parametrize(("name", "settings"), [("grpo", {}), ("gspo", {"policy_loss": "reinforce"}), ("cispo", {}), ("dppo", {})])
+@pytest.mark.parametrize(
+    ("name", "settings"), [("grpo", {}), ("gspo", {"policy_loss": "reinforce"}), ("cispo", {}), ("dppo", {})]
+)
 def test_a_wide_clip_or_none_stays_against_the_record(name, settings):
     assert resolve(name, LossConfig(**settings), 8, max_tokens=64).behaviour == "none"
