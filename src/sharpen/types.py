@@ -418,7 +418,8 @@ class Experience:
     for all tokens but the last (N = T - 1), as recorded by the first call that computed each; None for a dense model.
     `pictures` are the images of the sequence, in their order.
 
-    `teacher` is the name of the one that scores the sequence, if there are several (`distill.teachers`).
+    `teacher` is the name of the one that scores the sequence, if there are several (`distill.teachers`). With
+    `distill.context` it reads the ids `told_P` in place of the first `num_untold`, which are the first call's prompt.
 
     `advantages_T` and `weights_T` are filled when a batch is drawn. The loss of a batch is
     `sum(weights_T * per_token_loss_T)`: the weights already include the aggregation mode and the normalization over the
@@ -441,6 +442,8 @@ class Experience:
     routes_NLK: RouteArray | None = None
     pictures: tuple[PictureSpan, ...] = ()
     teacher: str = ""
+    told_P: IntArray | None = None
+    num_untold: int = 0
 
     @property
     def truncated_T(self) -> BoolArray:

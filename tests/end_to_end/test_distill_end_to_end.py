@@ -11,6 +11,7 @@ from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOu
 from sharpen.cli.show import add_show, run_show
 from sharpen.errors import ConfigError, DatasetError, ModelError
 from sharpen.evidence.certificate.certify import certify
+from sharpen.evidence.certificate.plain.retrain import retrain
 from sharpen.evidence.diagnose.diagnosis import diagnose, read_run
 from sharpen.learning.experience.reading import read_groups, read_trained
 from sharpen.types import Outcome
@@ -159,6 +160,25 @@ def test_a_run_with_several_teachers_goes_on_with_the_same_ones_only(
     settings = {"distill.teachers": {"maths": str(teacher_dir)}, "distill.teacher_key": "domain"}
     with pytest.raises(DatasetError, match="task train/0 has 'law' there"):
         run(tmp_path, toy_model_dir, None, data, settings=settings, experiment_name="two")
+
+
+@pytest.mark.parametrize("weights", ["start", "current"])
+def test_the_model_teaches_itself_what_only_the_teacher_is_told(tmp_path, toy_model_dir, toy_dataset, weights):
+    """Every sequence that trains follows the teacher's own prompt, in which the answer stands; the plain loop says that
+    it does not repeat this."""
+    settings = {
+        "distill.own_weights": weights,
+        "distill.context": "{prompt}\nThe answer is {answer}.",
+        "rollout.failure_reward": 0.0,
+    }
+    result = run(tmp_path, toy_model_dir, None, toy_dataset, workflow=rewarded, steps=2, settings=settings)
+    assert all(row["trainer/distill_divergence"] > 0 for row in rows(result))
+    certificate = certify(result.run_dir)
+    assert certificate.holds, certificate.problems
+    assert any("distill.context" in one for one in retrain(result.run_dir).not_repeated)
+    settings["distill.context"] = "{prompt} {solution}"
+    with pytest.raises(DatasetError, match=r"\{solution\}, but task train/"):
+        run(tmp_path / "other", toy_model_dir, None, toy_dataset, workflow=rewarded, settings=settings)
 
 
 def test_evaluation_without_rewards_is_refused_with_the_way_out(tmp_path, toy_model_dir, teacher_dir, toy_dataset):

@@ -80,9 +80,13 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
     if distill is not None:
         for setting in ("divergence", "coef"):
             yield f"distill.{setting}", (getattr(distill, setting), preset)
-        one_for_all = "distill.teacher_path" if distill.teachers else "distill.teacher_key"
-        why = "each task has its own of distill.teachers" if distill.teachers else "all tasks have the same teacher"
-        yield one_for_all, (None, why)
+        if distill.teachers:
+            yield "distill.teacher_path", (None, "each task has its own of distill.teachers")
+        else:
+            yield "distill.teacher_path", (None, "distill.own_weights: the model teaches itself")
+            yield "distill.teacher_key", (None, "all tasks have the same teacher")
+        yield "distill.own_weights", (None, "another model teaches")
+        yield "distill.context", (None, "the teacher reads what the model read")
         mixes = distill.divergence == "js"
         absent = (None, f"no parameter of distill.divergence {distill.divergence}")
         yield "distill.beta", (distill.beta, preset) if mixes else absent

@@ -129,6 +129,8 @@ FIXED: Mapping[str, tuple[str, ...]] = {
             "distill.teacher_path",
             "distill.teachers",
             "distill.teacher_key",
+            "distill.own_weights",
+            "distill.context",
             "distill.divergence",
             "distill.beta",
             "distill.coef",

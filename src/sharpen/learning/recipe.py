@@ -67,7 +67,8 @@ class RolloutRecipe(Recipe):
     @property
     def needs_metrics(self) -> tuple[str, ...]:
         """The metrics without which a scored rollout has failed."""
-        return tuple(name for name in self.algorithm.named_rewards if name != OWN_REWARD)
+        told = self.config.distill.metrics_told
+        return tuple(dict.fromkeys((*(one for one in self.algorithm.named_rewards if one != OWN_REWARD), *told)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

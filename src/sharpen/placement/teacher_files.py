@@ -20,24 +20,27 @@ _SPECIAL = ("bos_token", "eos_token")
 """Special tokens at the beginning and end of the text that a model sees. Padding is never passed to a model here."""
 
 
-def teacher_folders(config: DistillConfig, algorithm: Algorithm) -> dict[str, Path]:
-    """Return the folders of the teachers by name; none if the algorithm has no teacher.
+def teacher_folders(config: DistillConfig, algorithm: Algorithm, own: Path) -> dict[str, Path]:
+    """Return the folders of the teachers by name; none if the algorithm has no teacher, or if the model teaches itself
+    with the weights that train. `own` is the folder of the model.
 
     Raises `ConfigError` if the algorithm needs a teacher and none is set, `ModelError` if there is no such model.
     """
-    if not algorithm.needs_teacher:
+    if not algorithm.needs_teacher or config.own_weights == "current":
         return {}
+    if config.own_weights == "start":
+        return {"": own}
     if not config.models:
         raise ConfigError(
             f"{algorithm.name!r} learns from a teacher: set distill.teacher_path to a Hugging Face "
-            "model with the same vocabulary"
+            "model with the same vocabulary (or own_weights and context: the model teaches itself)"
         )
     return {name: model_folder(path, setting=setting_of_teacher(name)) for name, path in config.models.items()}
 
 
 def check_teachers(config: DistillConfig, model: TunerModelConfig, folder: Path, folders: Mapping[str, Path]) -> None:
     """Raise `ConfigError` if a teacher cannot score the tokens of the model in `folder`: see `check_teacher`."""
-    for name, own in folders.items():
+    for name, own in folders.items() if config.own_weights is None else ():
         check_teacher(setting_of_teacher(name), config.models[name], model, folder, own)
 
 

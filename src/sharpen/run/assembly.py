@@ -45,10 +45,11 @@ from sharpen.show.monitor.display import Display
 from sharpen.show.monitor.metrics import Monitor, open_monitor
 from sharpen.show.monitor.stream import lasting_output
 from sharpen.show.monitor.summary import process_seconds
-from sharpen.types import Experience
+from sharpen.types import Experience, Task
 
 if TYPE_CHECKING:
     from sharpen.evidence.certificate.gradient_probe import GradientProbe
+    from sharpen.learning.algorithm.distill import Distill
     from sharpen.learning.experience.journal import Journal
     from sharpen.learning.supervised.held_out import HeldOut
     from sharpen.learning.supervised.lessons import Tutor
@@ -230,9 +231,8 @@ def _open_supply(
     """Return the order of the training set, or the inbox of a trainer whose explorer has that order; and the steps of
     the run. Raises `DatasetError` for a task without what the settings ask it for."""
     config = recipe.config
-    if isinstance(recipe, RolloutRecipe) and (distill := recipe.algorithm.distill) is not None:
-        for task in data.training:
-            distill.teacher_of(task)
+    if isinstance(recipe, RolloutRecipe) and recipe.algorithm.distill is not None:
+        _check_tasks(data.training, recipe.algorithm.distill, config.distill.context)
     if config.mode == "train":
         inbox = open_inbox(config, run_dir, model, lambda line: print(line, flush=True))
         there = inbox.announcement.total_steps
@@ -240,6 +240,16 @@ def _open_supply(
     order = make_order(data.training, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
     total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
     return order, None, total_steps
+
+
+def _check_tasks(tasks: Sequence[Task], distill: Distill, context: str | None) -> None:
+    """Raise `DatasetError` for a task without a teacher, or without what the teacher is told of it."""
+    from sharpen.learning.experience.told import check_told
+
+    for task in tasks:
+        distill.teacher_of(task)
+        if context is not None:
+            check_told(task, context)
 
 
 def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
@@ -415,6 +425,7 @@ def _rollouts(
 ) -> RolloutSource:
     from sharpen.evidence.diagnose.diagnosis import Watch
     from sharpen.learning.experience.replay import Replay
+    from sharpen.learning.experience.told import Told
     from sharpen.run.rollouts import RolloutSource
 
     replay = None if recipe.replay is None else Replay(recipe.replay)
@@ -432,6 +443,7 @@ def _rollouts(
         watch=Watch(recipe),
         expert=expert,
         replay=replay,
+        told=Told.of(recipe.config, site.job.folder, [*site.job.teachers.values()]),
     )
 
 

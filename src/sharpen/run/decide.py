@@ -101,7 +101,7 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     folder = _model_folders(config, serves=serves)
     _check_towers(config, engine, folder)
     notices += (formats_line(config.model, folder),) if serves else ()
-    teachers = teacher_folders(config.distill, recipe.algorithm)
+    teachers = teacher_folders(config.distill, recipe.algorithm, folder)
     check_teachers(config.distill, config.model, folder, teachers)
     return Job(
         recipe=recipe,

@@ -29,6 +29,7 @@ from sharpen.learning.experience.entropies import entropy_sums
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.records import Delivery, TaughtRow
 from sharpen.learning.experience.replay import Replay, ReplayGroup, mixed, probe
+from sharpen.learning.experience.told import Told
 from sharpen.learning.recipe import RolloutRecipe
 from sharpen.learning.schedule import Schedule
 from sharpen.learning.trainer.measured import StepMetrics
@@ -108,6 +109,7 @@ class RolloutSource:
     watch: Watch
     expert: ExpertRows | None = None
     replay: Replay | None = None
+    told: Told | None = None
     draws: Draws = field(default_factory=Draws)
 
     def gather(self, progress: Progress) -> StepRollouts:
@@ -162,6 +164,8 @@ class RolloutSource:
         replayed = self.replay.draw(number, version) if self.replay is not None else ()
         groups = mixed(rolled_out.groups, [one.group for one in replayed], algorithm)
         batches = draw_batches(groups, algorithm, config.trainer.num_minibatches)
+        if self.told is not None:
+            batches = self.told.join(batches, groups)
         expert_checks: tuple[Check, ...] = ()
         taught: tuple[TaughtRow, ...] = ()
         if self.expert is not None:

@@ -179,6 +179,12 @@ def test_a_task_names_its_teacher() -> None:
         ({"teacher_key": "domain"}, "teachers and teacher_key go together"),
         ({"teachers": {"a": "x"}, "teacher_key": "d", "teacher_path": "y"}, "give one of them"),
         ({"teachers": {"": "x"}, "teacher_key": "d"}, "an empty name"),
+        ({"own_weights": "start"}, "own_weights needs context"),
+        ({"own_weights": "start", "context": "{prompt} {answer}", "teacher_path": "x"}, "another teacher is given"),
+        ({"teacher_path": "x", "context": "{prompt}"}, "what the teacher knows beside it"),
+        ({"teacher_path": "x", "context": "{answer}"}, r"context has \{answer\}: it needs \{prompt\}"),
+        ({"teacher_path": "x", "context": "{prompt} {answer!r}"}, "no name in braces"),
+        ({"teacher_path": "x", "context": "{prompt} {"}, "written twice"),
     ],
 )
 def test_several_teachers_are_whole(settings, message) -> None:

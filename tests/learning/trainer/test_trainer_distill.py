@@ -27,7 +27,7 @@ from sharpen.learning.algorithm.resolve import resolve
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import pack
 from sharpen.learning.trainer.parity import Tolerance
-from sharpen.learning.trainer.teacher import Teacher, Teachers
+from sharpen.learning.trainer.teacher import OwnTeacher, Teacher, Teachers
 from sharpen.learning.trainer.trainer import Trainer
 
 ANY = Tolerance(mean=None, max=None)
@@ -234,6 +234,62 @@ def test_each_sequence_is_scored_by_its_own_teacher(form):
     values = trainer.train_step([Batch(experiences=tuple(experiences))]).values
     assert values["grad_norm"] == pytest.approx(norm.item(), rel=1e-6)
     assert [one.teacher for one in pack(experiences, 10_000)] == ["maths", "code"]
+
+
+def told_rows(model, one):
+    """`plain_rows`, of the same tokens behind what the teacher is told."""
+    ids = np.concatenate([one.told_P, one.ids_T[one.num_untold :]]).astype(np.int64)
+    targets = np.flatnonzero(one.loss_mask_T)
+    logits = model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0]
+    read = logits[targets + len(one.told_P) - one.num_untold - 1]
+    return read / torch.from_numpy(one.temperatures_T[targets]).to(logits)[:, None]
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("form", ["forward", "reverse_sampled"])
+def test_a_teacher_is_told_more_than_the_policy_read(form, own):
+    """The rollouts of a group are told different things, so that one state of the policy is several of the teacher;
+    the first tokens are the same and those after the prompt are the recorded ones.
+
+    Break: take the rows of `rows_of(pack)` for a pack with `told`, or leave `told_P` out of `as_told`.
+    """
+    module = make_model("qwen3")
+    teacher = module if own else teacher_of("llama")
+    experiences = flat(record(plain_copy(module), make_experiences(temperatures=(1.0, 0.7))))
+    told = [np.arange(3, 3 + 7 + number, dtype=np.int32) for number in range(len(experiences))]
+    experiences = [
+        replace(one, told_P=told_P, num_untold=int(np.flatnonzero(one.loss_mask_T)[0]))
+        for one, told_P in zip(experiences, told, strict=True)
+    ]
+    twin, other = plain_copy(module), plain_copy(teacher)
+    for one in experiences:
+        weights = torch.from_numpy(one.weights_T[one.loss_mask_T]).double()
+        t, s = told_rows(other, one).log_softmax(-1).detach(), plain_rows(twin, one).log_softmax(-1)
+        if form == "forward":
+            loss = (t.exp() * (t - s)).sum(-1)
+        else:
+            sampled = torch.from_numpy(one.ids_T[one.loss_mask_T].astype(np.int64))[:, None]
+            gap = t.gather(1, sampled)[:, 0] - torch.from_numpy(one.logprobs_T[one.loss_mask_T])
+            loss = -gap.float().double() * s.gather(1, sampled)[:, 0]
+        (weights * loss).sum().backward()
+    norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+    policy = TrainedModel(module, compute_dtype=module.dtype)
+    name = "on_policy_distill" if form == "reverse_sampled" else "jsd"
+    trainer = Trainer(
+        policy,
+        algorithm=resolve(name, LossConfig(), 2, distill=DistillConfig(divergence=form)),
+        config=TrainerConfig(max_tokens_per_micro_batch=80),
+        learning_rate=1e-3,
+        planned_updates=10,
+        teachers=Teachers(
+            {"": OwnTeacher(policy) if own else Teacher(TrainedModel(teacher, compute_dtype=module.dtype))}
+        ),
+        tolerance=ANY,
+    )
+    values = trainer.train_step([Batch(experiences=tuple(experiences))]).values
+    assert values["grad_norm"] == pytest.approx(norm.item(), rel=1e-6)
+    assert values["grad_norm"] > 1e-3
+    assert all(parameter.requires_grad for parameter in module.parameters())
 
 
 @pytest.mark.parametrize("rows", [VOCABULARY + 9, VOCABULARY - 5])

@@ -39,13 +39,14 @@ _ADVANTAGE_SETTINGS = ("policy_loss", "policy_loss_args", "clip_low", "clip_high
 class Distill:
     """The distillation term of an algorithm: the divergence, its coefficient in the loss (or the advantage), and for
     `js` the teacher's weight β in the mixture, between 0 and 1. With several teachers, `teacher_key` is the field of a
-    task that names one of `teachers`."""
+    task that names one of `teachers`. With `own` the policy, as it is, teaches itself."""
 
     divergence: DistillDivergence
     coef: float = 1.0
     beta: float = 0.5
     teacher_key: str | None = None
     teachers: tuple[str, ...] = ()
+    own: bool = False
 
     @property
     def of_vocabulary(self) -> bool:
@@ -109,7 +110,8 @@ def configured(name: str, preset: Distill | None, config: DistillConfig | None) 
     effect."""
     given: dict[str, Any] = {} if config is None else config.model_dump(exclude_none=True)
     given.pop("teacher_path", None)  # the algorithm is the same with any teacher
-    given["teachers"] = tuple(given.pop("teachers", ()))
+    given.pop("context", None)
+    given["teachers"], given["own"] = tuple(given.pop("teachers", ())), given.pop("own_weights", None) == "current"
     if preset is None:
         if config is not None and config != DistillConfig():
             raise ConfigError(

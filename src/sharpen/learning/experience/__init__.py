@@ -2,6 +2,7 @@
 
 - `merge`: the calls of a rollout as sequences to train on
 - `draw`: the batches of a step: sequences with advantages and weights
+- `told`: what a teacher is told beside what the policy read
 - `replay`: trained groups that train again
 - `journal`: the journal of a run, `run.db`, written by one thread
 - `records`: its tables, and how groups and steps are written into them

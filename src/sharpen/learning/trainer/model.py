@@ -312,11 +312,13 @@ class TrainedModel:
             return to_array(recorded.routes_NLK, self.routing.shape)
 
     def compare(self, pack: Pack, divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> OtherModel:
-        """Return this model's hidden states of a pack, to pass as `compared` when another model scores it."""
+        """Return this model's hidden states of a pack, to pass as `compared` when another model scores it: where the
+        pack has one for its teacher (`told`), those of that."""
         device = self.device
+        read, predict_R = (pack, rows_of(pack).predict_R) if pack.told is None else (pack.told, pack.told.predict_E)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
-            (hidden_NC,) = one_pass(self.module, lambda: (self._hidden_of(pack),))
-            hidden_RC = hidden_NC.index_select(0, to_device(rows_of(pack).predict_R, device))
+            (hidden_NC,) = one_pass(self.module, lambda: (self._hidden_of(read),))
+            hidden_RC = hidden_NC.index_select(0, to_device(predict_R, device))
         return OtherModel(hidden_RC=hidden_RC, head=OutputLayer.of(self.module), divergence=divergence)
 
     def read(self, pack: Pack, head: torch.nn.Linear) -> torch.Tensor:

@@ -60,6 +60,7 @@ class Pack:
 
     `shown` are the images among the computed tokens. Sequences have a common segment only where their images are the
     same, not just the ids. `teacher` is the name of the one that scores all sequences of the pack.
+    `told` has the same entries in the same order, each behind what its teacher is told; None if that is nothing else.
     """
 
     ids_N: IndexArray
@@ -85,6 +86,7 @@ class Pack:
     num_rerouted_tokens: int = 0
     shown: tuple[Shown, ...] = ()
     teacher: str = ""
+    told: Pack | None = None
 
     @property
     def num_computed_tokens(self) -> int:
@@ -247,9 +249,45 @@ class _Builder:
             num_sequence_tokens=sum(len(experience.ids_T) for experience in self._chosen),
             constrained=_constrained(self._chosen, self._masks),
             shown=_shown(self._chosen, indices, segments),
+            told=self._told(rollout_ids),
             **entries,
             **_routes(self._chosen, indices, end),
         )
+
+    def _told(self, rollout_ids: tuple[str, ...]) -> Pack | None:
+        """The pack for the teacher. It is computed without a gradient, so that no limit holds."""
+        if all(one.told_P is None for one in self._chosen):
+            return None
+        told = [as_told(one) for one in self._chosen]
+        builder = _Builder(sum(len(one.ids_T) for one in told), self._min_shared, self._masks)
+        for one in told:
+            added = builder.add([one])
+            assert added
+        return builder.build(rollout_ids)
+
+
+def as_told(experience: Experience) -> Experience:
+    """Return a sequence as its teacher reads it: its own tokens, one by one, behind what it is told."""
+    if experience.told_P is None:
+        return experience
+    kept, added = slice(experience.num_untold, None), len(experience.told_P)
+
+    def behind(array_T: npt.NDArray[Any], fill: float) -> npt.NDArray[Any]:
+        return np.concatenate([np.full(added, fill, array_T.dtype), array_T[kept]])
+
+    return replace(
+        experience,
+        ids_T=np.concatenate([experience.told_P, experience.ids_T[kept]]).astype(np.int32),
+        loss_mask_T=behind(experience.loss_mask_T, False),
+        logprobs_T=behind(experience.logprobs_T, 0.0),
+        versions_T=behind(experience.versions_T, -1),
+        calls_T=behind(experience.calls_T, -1),
+        temperatures_T=behind(experience.temperatures_T, 1.0),
+        advantages_T=behind(experience.advantages_T, 0.0),
+        weights_T=behind(experience.weights_T, 0.0),
+        routes_NLK=None,
+        told_P=None,
+    )
 
 
 def _groups(experiences: Sequence[Experience]) -> list[list[Experience]]:

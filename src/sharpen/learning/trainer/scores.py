@@ -443,7 +443,16 @@ class Rows:
 
 
 def rows_of(pack: Pack) -> Rows:
-    """Return the rows of a pack."""
+    """Return the rows of a pack. Those of a pack with another one for its teacher are its entries: what is one row here
+    may be several there."""
+    if pack.told is not None:
+        masks = None if pack.constrained is None else pack.constrained.mask_E
+        return Rows(
+            predict_R=pack.predict_E,
+            temperatures_R=pack.temperatures_E,
+            mask_R=np.full(len(pack.predict_E), UNCONSTRAINED) if masks is None else masks,
+            row_E=np.arange(len(pack.predict_E)),
+        )
     temperatures, temperature_E = np.unique(pack.temperatures_E, return_inverse=True)
     key_E, num_masks = pack.predict_E * len(temperatures) + temperature_E, 0
     if pack.constrained is not None:

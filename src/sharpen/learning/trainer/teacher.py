@@ -48,7 +48,7 @@ class Teacher:
         """Return the logprobs of the entries' tokens, shape E. Raises `TrainingError` like `check_ids`."""
         self.check_ids(pack)
         with torch.no_grad():
-            return self.model.score(pack).logprobs_E
+            return self.model.score(pack.told or pack).logprobs_E
 
     def compared(self, pack: Pack, distill: Distill) -> OtherModel:
         """Return the teacher's side of the policy's `score(compared=...)`. Raises `TrainingError` like `check_ids`."""
@@ -71,13 +71,23 @@ class Teacher:
     def check_ids(self, pack: Pack) -> None:
         """Raise `TrainingError` for an id beyond the teacher's embeddings. The vocabularies are equal, but the policy's
         embeddings may have extra rows, and it may sample one of them."""
-        for ids in (pack.ids_N, pack.targets_E):
+        for ids in ((pack.told or pack).ids_N, pack.targets_E):
             unknown = np.flatnonzero(ids >= self._num_ids)
             if len(unknown):
                 raise TrainingError(
                     f"the policy sampled id {int(ids[unknown[0]])}, which is outside its vocabulary and outside the "
                     f"{self._num_ids} embeddings of the teacher; nothing was updated"
                 )
+
+
+class OwnTeacher(Teacher):
+    """The policy with the weights that train. It teaches from what only the teacher is told."""
+
+    def __init__(self, policy: TrainedModel) -> None:
+        """Use `policy` as it is."""
+        self.model = policy
+        self._fingerprint = "the policy"
+        self._num_ids = int(policy.module.get_input_embeddings().weight.shape[0])
 
 
 class Teachers:

@@ -36,12 +36,12 @@ def read_models(recipe: TrainingRecipe) -> Models:
     bring(*config.families)
     own = read_model_config(config.model.model_path)
     if isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_teacher:
-        if not config.distill.models:
+        if config.distill.own_weights == "start":
+            teachers[""] = sizes_of(own)
+        elif not (config.distill.models or config.distill.own_weights):
             raise ConfigError(f"{config.algorithm.algorithm_type!r} needs a teacher: set distill.teacher_path")
-        teachers = {
-            name: sizes_of(read_model_config(path, setting_of_teacher(name)))
-            for name, path in config.distill.models.items()
-        }
+        for name, path in config.distill.models.items():
+            teachers[name] = sizes_of(read_model_config(path, setting_of_teacher(name)))
     auxiliary = {
         name: sizes_of(read_model_config(model.model_path, f"auxiliary_models.{name}.model_path", "engine"))
         for name, model in config.auxiliary_models.items()

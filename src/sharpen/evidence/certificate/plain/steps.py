@@ -161,6 +161,7 @@ def without_formula(config: RunConfig) -> Iterator[str]:
     rules = Rules.of(config)
     cases = {
         "a critic learns what a teacher gives": rules.teacher and rules.formula.critic,
+        "what the teacher was told (distill.context) has no second reading": config.distill.context is not None,
     }
     yield from (reason for reason, applies in cases.items() if applies)
     yield from (why for part, why in without_second(config).items() if part in ("policy_loss", "kl"))
