@@ -10,7 +10,8 @@ import torch
 from group_toys import assert_same_numbers, assert_same_weights, group_of, make_plan, make_toy, one_process
 from trainer_toys import make_experience, make_model
 
-from sharpen.config.run import DistillConfig, ExpertConfig, LossConfig
+from sharpen.config.distill import DistillConfig
+from sharpen.config.run import ExpertConfig, LossConfig
 from sharpen.config.trainer import CriticConfig
 from sharpen.errors import ParityError
 from sharpen.learning.algorithm.resolve import resolve

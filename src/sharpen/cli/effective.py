@@ -12,7 +12,9 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from sharpen.config.run import DistillConfig, ExpertConfig, LossConfig, RunConfig
+from sharpen.config.distill import DistillConfig
+from sharpen.config.run import ExpertConfig, LossConfig, RunConfig
+from sharpen.learning.algorithm.distill import Distill
 from sharpen.learning.algorithm.presets import Algorithm, algorithm_named
 from sharpen.learning.algorithm.resolve import TIGHT_CLIP
 from sharpen.learning.algorithm.supervised import SupervisedAlgorithm
@@ -78,24 +80,29 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
         for setting in ("mu_decay_steps", "mu_valley"):
             yield f"expert.{setting}", (None, f"{preset}: mu is constant")
     if distill is not None:
-        for setting in ("divergence", "coef"):
-            yield f"distill.{setting}", (getattr(distill, setting), preset)
-        if distill.teachers:
-            yield "distill.teacher_path", (None, "each task has its own of distill.teachers")
-        else:
-            yield "distill.teacher_path", (None, "distill.own_weights: the model teaches itself")
-            yield "distill.teacher_key", (None, "all tasks have the same teacher")
-        yield "distill.own_weights", (None, "another model teaches")
-        yield "distill.context", (None, "the teacher reads what the model read")
-        mixes = distill.divergence == "js"
-        absent = (None, f"no parameter of distill.divergence {distill.divergence}")
-        yield "distill.beta", (distill.beta, preset) if mixes else absent
+        yield from _of_distill(distill, preset)
     for section, missing, settings in (
         ("expert", expert is None, ExpertConfig),
         ("distill", distill is None, DistillConfig),
     ):
         if missing:
             yield from ((f"{section}.{name}", (None, f"no part of {algorithm.name}")) for name in settings.model_fields)
+
+
+def _of_distill(distill: Distill, preset: str) -> Iterator[tuple[str, Effective]]:
+    """Yield those of an algorithm with a teacher."""
+    for setting in ("divergence", "coef"):
+        yield f"distill.{setting}", (getattr(distill, setting), preset)
+    if distill.teachers:
+        yield "distill.teacher_path", (None, "each task has its own of distill.teachers")
+    else:
+        yield "distill.teacher_path", (None, "distill.own_weights: the model teaches itself")
+        yield "distill.teacher_key", (None, "all tasks have the same teacher")
+    yield "distill.own_weights", (None, "another model teaches")
+    yield "distill.context", (None, "the teacher reads what the model read")
+    mixes = distill.divergence == "js"
+    absent = (None, f"no parameter of distill.divergence {distill.divergence}")
+    yield "distill.beta", (distill.beta, preset) if mixes else absent
 
 
 def _of_rollouts(recipe: RolloutRecipe) -> Iterator[tuple[str, Effective]]:

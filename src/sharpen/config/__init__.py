@@ -5,6 +5,7 @@ comes from. It must not know of any room that reads it.
 
 - `run`: the whole configuration of a run, section by section, with its defaults
 - `sections`: its small sections: `cluster`, `gateway`, `journal`, `sync`
+- `distill`: its section on teachers
 - `trainer`: its sections on how weights are updated
 - `public`: the objects that users build in Python, such as `DatasetConfig` and `WorkflowOutput`
 - `load`: from a YAML file and arguments to a `RunConfig` that knows where each value came from

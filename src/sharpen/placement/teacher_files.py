@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sharpen.config.distill import DistillConfig, setting_of_teacher
 from sharpen.config.public import TunerModelConfig
-from sharpen.config.run import DistillConfig, setting_of_teacher
 from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.presets import Algorithm
 from sharpen.models.files import model_folder

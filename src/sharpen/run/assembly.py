@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from sharpen.agent.rollout.user_loop import owner
 from sharpen.agent.tasks.data import RunData
 from sharpen.agent.tasks.order import Order, make_order
+from sharpen.config.distill import setting_of_teacher
 from sharpen.config.load import CHOSEN, ResolvedConfig, shown_settings
 from sharpen.config.problems import doubtful
-from sharpen.config.run import setting_of_teacher
 from sharpen.contracts import MonitoredRun
 from sharpen.errors import ConfigError, JournalError
 from sharpen.evidence.certificate.sources import source_identities
@@ -443,7 +443,7 @@ def _rollouts(
         watch=Watch(recipe),
         expert=expert,
         replay=replay,
-        told=Told.of(recipe.config, site.job.folder, [*site.job.teachers.values()]),
+        told=Told.of(recipe.config.distill.context, site.job.folder, [*site.job.teachers.values()]),
     )
 
 

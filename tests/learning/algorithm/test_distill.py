@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharpen.config.run import DistillConfig, LossConfig, SamplingConfig
+from sharpen.config.distill import DistillConfig
+from sharpen.config.run import LossConfig, SamplingConfig
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.learning.algorithm.distill import Distill, jensen_shannon, kl, sampled_advantages
 from sharpen.learning.algorithm.presets import PRESETS

@@ -19,7 +19,8 @@ from trainer_toys import (
 )
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from sharpen.config.run import DistillConfig, LossConfig
+from sharpen.config.distill import DistillConfig
+from sharpen.config.run import LossConfig
 from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import CheckpointError, TrainingError
 from sharpen.learning.algorithm.distill import Distill

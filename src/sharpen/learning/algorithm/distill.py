@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sharpen.config.run import DistillConfig, DistillDivergence, LossConfig, SamplingConfig
+from sharpen.config.distill import DistillConfig, DistillDivergence
+from sharpen.config.run import LossConfig, SamplingConfig
 from sharpen.errors import ConfigError, DatasetError
 
 if TYPE_CHECKING:

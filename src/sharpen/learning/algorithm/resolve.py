@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from sharpen.config.distill import DistillConfig
 from sharpen.config.doors import names
 from sharpen.config.problems import Problems
-from sharpen.config.run import Behaviour, DistillConfig, ExpertConfig, LossConfig, SamplingConfig
+from sharpen.config.run import Behaviour, ExpertConfig, LossConfig, SamplingConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.advantages import ADVANTAGES, Advantage, advantage_named
 from sharpen.learning.algorithm.aggregation import AGGREGATIONS, aggregation_named

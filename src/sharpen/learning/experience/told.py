@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sharpen.config.run import METRICS, RunConfig, context_fields
+from sharpen.config.distill import METRICS, context_fields
 from sharpen.errors import DatasetError, TrainingError
 from sharpen.gateway.render import Renderer
 from sharpen.learning.experience.draw import Batch
@@ -61,13 +61,13 @@ class Told:
     max_tokens: int | None = None
 
     @classmethod
-    def of(cls, config: RunConfig, folder: Path, teachers: Sequence[Path]) -> Told | None:
-        """Return what a run with the model in `folder` tells its teachers; None if that is nothing."""
-        if config.distill.context is None:
+    def of(cls, context: str | None, folder: Path, teachers: Sequence[Path]) -> Told | None:
+        """Return what the teachers of the model in `folder` are told by `distill.context`; None if that is nothing."""
+        if context is None:
             return None
         found = [getattr(text_config(read_config(one)), "max_position_embeddings", None) for one in (folder, *teachers)]
         longest = min((one for one in found if one is not None), default=None)
-        return cls(context=config.distill.context, renderer=Renderer(load_tokenizer(folder)), max_tokens=longest)
+        return cls(context=context, renderer=Renderer(load_tokenizer(folder)), max_tokens=longest)
 
     def join(self, batches: Sequence[Batch], groups: Sequence[Group]) -> tuple[Batch, ...]:
         """Return the batches of these groups with what the teacher is told. Raises `TrainingError` for a prompt in

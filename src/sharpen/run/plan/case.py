@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sharpen.config.run import RunConfig, setting_of_teacher
+from sharpen.config.distill import setting_of_teacher
+from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.recipe import EngineType, RolloutRecipe, TrainingRecipe
 from sharpen.models.pieces import text_config
