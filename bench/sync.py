@@ -39,9 +39,8 @@ from sharpen.config.load import resolve
 from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.engine.vllm.transfer import WeightsFile, map_file
 from sharpen.placement.local import LocalServing
-from sharpen.placement.ranks.processes import lay_out, view
+from sharpen.placement.ranks.processes import SharedFile, lay_out, view
 from sharpen.placement.ranks.rank import WeightSpec
-from sharpen.placement.ranks.shared_file import SharedFile
 from sharpen.run.assembly import open_loop
 from sharpen.run.loop import Loop
 

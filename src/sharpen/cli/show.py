@@ -138,7 +138,7 @@ def _show_rollout(arguments: argparse.Namespace, run_dir: Path, out: IO[str]) ->
 
 
 def _has_no_such_task(arguments: argparse.Namespace, evaluations: Path) -> bool:
-    from sharpen.cli.show_task import evaluations_of
+    from sharpen.cli.show_list import evaluations_of
 
     try:
         evaluations_of(evaluations, arguments.task, arguments.mode)
@@ -148,7 +148,7 @@ def _has_no_such_task(arguments: argparse.Namespace, evaluations: Path) -> bool:
 
 
 def _show_task(arguments: argparse.Namespace, run_dir: Path, out: IO[str]) -> int:
-    from sharpen.cli.show_task import evaluations_of, print_task, task_json
+    from sharpen.cli.show_list import evaluations_of, print_task, task_json
 
     entries = evaluations_of(run_dir / EVALUATIONS, arguments.task, arguments.mode)
     if arguments.json:
