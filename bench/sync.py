@@ -6,7 +6,7 @@ rollouts go on while the trainer computes copy them.
 
 Between processes, 1 GB in 64 matrices: into the file that vLLM's workers read (`engine.vllm.transfer`), and from
 there into the weights of another process, as a worker does; and from a trainer's rank through the memory that it
-shares with the coordinator (`placement.ranks.shared_file`) into the engine's weights here. Both against one copy of the
+shares with the coordinator (`placement.ranks.processes`) into the engine's weights here. Both against one copy of the
 same matrices from memory to memory, in turns; medians are compared. What an engine does with weights that have arrived
 (packing, KV) is not in it.
 

@@ -1,6 +1,6 @@
 """`sharpen show RUN`: the last groups with their rewards, or the rollouts that `--failed`, `--best`, `--step` and
 `--task` choose (`show_list`); with `--rollout ID` one rollout for reading; with `--task ID` what the agent did with a
-held-out task before and after the training (`show_task`).
+held-out task before and after the training (`show_list`).
 
 Of a run that ended before its first step it is the rollouts of the check and of the evaluation before, below what ended
 it.
