@@ -136,6 +136,11 @@ def _rollout_problems(recipe: RolloutRecipe) -> Iterator[str]:
         )
     if config.critic != CriticConfig() and not algorithm.needs_critic:
         yield f"the settings of critic have no effect: {algorithm.name!r} has no critic (ppo has)"
+    if config.distill.own_weights == "current" and config.trainer.has_ranks:
+        yield (
+            f"distill.own_weights is 'current' with trainer.num_processes {config.trainer.num_processes}: the weights "
+            "that train are shared out while they would teach; set own_weights to start, or num_processes to 1"
+        )
     if recipe.overlaps:
         yield from _sync_problems(recipe)
     for name, value, whole in (("top_p", config.model.top_p, 1), ("top_k", config.model.top_k, 0)):
