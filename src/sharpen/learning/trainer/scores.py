@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +53,11 @@ class PackScores:
     cumulative_E: torch.Tensor
     divergence_E: torch.Tensor | None = None
     statistic_E: torch.Tensor | None = None
+
+    def first(self, count: int) -> PackScores:
+        """Return the scores of the first so many entries."""
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return PackScores(**{name: None if values is None else values[:count] for name, values in found.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
