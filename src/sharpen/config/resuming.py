@@ -108,8 +108,8 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("loss.advantage", "loss.advantage_args", "loss.policy_loss", "loss.policy_loss_args", "loss.clip_low"),
         *("loss.clip_high", "loss.dual_clip", "loss.kl", "loss.kl_coef", "loss.kl_in", "loss.kl_target"),
         *("loss.kl_horizon", "loss.behaviour", "loss.behaviour_low", "loss.behaviour_high", "loss.sequence_mask"),
-        *("loss.entropy_coef", "loss.echo", "loss.aggregation", "loss.constant_length", "loss.std_normalize", "loss.step_norm"),
-        "loss.std_threshold",
+        *("loss.entropy_coef", "loss.aggregation", "loss.constant_length", "loss.std_normalize", "loss.step_norm"),
+        *("loss.echo", "loss.std_threshold"),
         *("sampling.order", "sampling.curriculum_key", "sampling.difficulty_target", "sampling.difficulty_width"),
         *(
             "sampling.difficulty_floor",

@@ -53,7 +53,9 @@ class RolloutSteps:
         for reason in (*unrepeatable(config), *without_formula(config), *without_second(config).values()):
             return reason
         expected = self._expected(step)
-        updates: list[list[PlainSequence]] = [[] for _ in range(1 + max((one.update for one, _ in expected), default=-1))]
+        updates: list[list[PlainSequence]] = [
+            [] for _ in range(1 + max((one.update for one, _ in expected), default=-1))
+        ]
         for one, before in expected:
             updates[one.update].append(self._sequence(one, before))
         lessons = self._lessons(step, config)
