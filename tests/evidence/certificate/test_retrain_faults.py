@@ -39,7 +39,6 @@ CLIP_V = ("grpo", {"loss.advantage": "clipv", "loss.advantage_args": {"mu": 0.5,
 DPPO = ("dppo", {"loss.policy_loss_args": {"low": 1e-3, "high": 1e-3}, **SEVERAL[1]})
 VESPO = ("vespo", SEVERAL[1])
 SEQUENCES = ("grpo", {"loss.sequence_mask": 1e-3, **SEVERAL[1]})
-ECHO = ("grpo", {"loss.echo": 0.05})
 AHEAD = ("grpo", {"sync.offset": 1, "loss.behaviour": "truncated"})
 
 
@@ -383,8 +382,6 @@ FAULTS: dict[str, tuple[tuple[str, dict[str, Any]], Fault]] = {
         algorithm(policy_loss_args={"k_neg": 2.0, "lambda_neg": 3.0}),
     ),
     "bad calls that are no longer likely are trained": (SEQUENCES, algorithm(sequence_mask=None)),
-    "what the environment answered is not trained": (ECHO, algorithm(echo=None)),
-    "it weighs twice": (ECHO, algorithm(echo=0.1)),
     "no behaviour weight": (AHEAD, algorithm(behaviour="unweighted", behaviour_high=None)),
 }
 

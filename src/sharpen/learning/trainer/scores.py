@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,8 +56,15 @@ class PackScores:
 
     def first(self, count: int) -> PackScores:
         """Return the scores of the first so many entries."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return PackScores(**{name: None if values is None else values[:count] for name, values in found.items()})
+        divergence_E, statistic_E = self.divergence_E, self.statistic_E
+        return PackScores(
+            logprobs_E=self.logprobs_E[:count],
+            entropy_E=self.entropy_E[:count],
+            varentropy_E=self.varentropy_E[:count],
+            cumulative_E=self.cumulative_E[:count],
+            divergence_E=None if divergence_E is None else divergence_E[:count],
+            statistic_E=None if statistic_E is None else statistic_E[:count],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
