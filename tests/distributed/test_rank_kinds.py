@@ -53,7 +53,7 @@ def test_adapters_with_a_reference(tmp_path, dtype, stored):
 
 
 def test_what_the_environment_answered(tmp_path):
-    """Its mean is over the tokens of all ranks. Red when each takes that of its own."""
+    """Its mean is over the tokens of all ranks."""
     toy = make_toy(tmp_path / "model")
     toy.experiences[:] = [
         replace(one, shown_T=~one.loss_mask_T & (np.arange(len(one.ids_T)) >= (20 if number % 2 else 22)))
