@@ -46,6 +46,7 @@ class ProbeSequence:
     calls: tuple[tuple[int, int], ...]
     advantage: float
     temperature: float = 1.0
+    teacher: str = ""
 
 
 def probe_sequences(known: Ids, long: int, kind: Kind) -> list[ProbeSequence]:
@@ -113,6 +114,7 @@ def plain_sequences(sequences: Sequence[ProbeSequence], kind: Kind) -> list[Plai
                 weights_S=torch.full((stop - start,), float(np.float32(weight)), dtype=torch.float64),
                 advantage=one.advantage,
                 temperature=one.temperature,
+                teacher=one.teacher,
             )
             between = torch.arange(one.calls[number - 1][1] if number else start, start)
             found.append(replace(call, shown=call.beginning(between)) if len(between) else call)
@@ -183,6 +185,7 @@ def _experience(one: ProbeSequence, calls: Sequence[PlainSequence]) -> Experienc
         temperatures_T=np.where(mask_T, one.temperature, 1.0).astype(np.float32),
         advantages_T=np.where(mask_T, one.advantage, 0.0).astype(np.float32),
         weights_T=weights_T,
+        teacher=one.teacher,
         shown_T=shown_T & ~mask_T,
     )
 

@@ -41,7 +41,8 @@ class PlainSequence:
     of these the recorded logprobs and the weights (S). `advantage` is that of all of them, `temperature` that of the
     call. `whole` is whether they were sampled from the whole distribution; `allowed_SV`, under a constraint, are the
     tokens among which each was. `routes_TLK` are the experts that were recorded for each token, if any were;
-    `pictures` the images in it. `shown` is its beginning, with what the environment answered to the call before."""
+    `pictures` the images in it. `teacher` is the name of the one that teaches it, if several do. `shown` is its
+    beginning, with what the environment answered to the call before."""
 
     owner: str
     ids_T: Tensor
@@ -54,6 +55,7 @@ class PlainSequence:
     allowed_SV: Tensor | None = None
     routes_TLK: Tensor | None = None
     pictures: tuple[PictureSpan, ...] = ()
+    teacher: str = ""
     shown: PlainSequence | None = None
 
     def beginning(self, places_S: Tensor) -> PlainSequence:
