@@ -177,7 +177,7 @@ def test_the_model_teaches_itself_what_only_the_teacher_is_told(tmp_path, toy_mo
     assert certificate.holds, certificate.problems
     assert any("distill.context" in one for one in retrain(result.run_dir).not_repeated)
     if weights == "current":
-        with pytest.raises(ConfigError, match="own_weights is 'current' with trainer.num_processes 2"):
+        with pytest.raises(ConfigError, match=r"own_weights is 'current' with trainer\.num_processes 2"):
             run(tmp_path, toy_model_dir, None, toy_dataset, settings=settings | {"trainer.num_processes": 2})
     settings["distill.context"] = "{prompt} {solution}"
     with pytest.raises(DatasetError, match=r"\{solution\}, but task train/"):
