@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpen.engine.token_masks import TokenMasks
-from sharpen.errors import CallError
+from sharpen.errors import CallError, TrainingError
 from sharpen.learning.trainer.constrained import ConstrainedCall, ConstrainedEntries
 from sharpen.models.marks import Marks, Shown, image_tokens
 from sharpen.types import BoolArray, Experience, FloatArray, IntArray, RouteArray
@@ -114,6 +114,10 @@ class Pack:
         count = len(self.echo_targets_F)
         if not count:
             return self
+        if self.told is not None:
+            raise TrainingError(
+                "ECHO learns from tokens of which a teacher with distill.context says nothing: leave one"
+            )
         further: dict[str, Any] = {
             name: np.concatenate([values_E, np.full(count, filler, values_E.dtype)])
             for name, filler in _FILLERS.items()
