@@ -29,6 +29,9 @@ from sharpen.models.modules import skeleton
 from sharpen.serve.adapters import adapter_folder, check_adapters, read_adapters
 from sharpen.types import Sampling
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing:FutureWarning"
+)  # peft 0.21 on transformers 5.23
 ASK = [{"role": "user", "content": "question"}]
 
 
