@@ -81,7 +81,8 @@ class LossConfig(Strict):
     """Rollouts over which `kl_coef` adapts with `kl_target`."""
     behaviour: Behaviour | None = None
     """Correction for tokens whose recorded logprob is not that of the weights at the start of the step, by a weight for
-    each (docs/reference/algorithms.md). None takes the algorithm's value, or `truncated` with a clip below 0.05."""
+    each (docs/reference/algorithms.md). None takes the algorithm's value, or `truncated` with `vespo` or a clip below
+    0.05."""
     behaviour_low: float | None = Field(default=None, ge=0.0, le=1.0)
     """Weights below this become 0 (`masked`)."""
     behaviour_high: float | None = Field(default=None, ge=1.0)

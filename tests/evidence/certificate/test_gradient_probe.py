@@ -40,6 +40,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ratios of calls, clipped narrowly": ("gspo", BFLOAT16),
     "tokens masked by their ratio": ("icepop", {}),
     "tokens left out by moment": ("m2po", BFLOAT16),
+    "tokens masked by total variation": ("dppo", {"loss.policy_loss_args": {"low": 0.01, "high": 0.01}}),
+    "tokens masked by their divergence": ("dppo", {"loss.policy_loss": "dppo_kl"}),
+    "calls weighed softly by their ratio": ("vespo", {}),
     "calls left out by their distance": ("grpo", {"loss.sequence_mask": 0.01}),
     "tokens left out by entropies": ("grpo", {"loss.advantage": "clipb", "loss.advantage_args": {"mu": 0.3}}),
     "tokens left out by their own entropies": (

@@ -213,6 +213,8 @@ OVERRIDES = [
     {"policy_loss": "gspo", "clip_low": 0.1, "clip_high": 0.1},
     {"policy_loss": "sppo", "policy_loss_args": {"epsilon": 0.02}},
     {"policy_loss": "rec", "policy_loss_args": {"clip": "none", "clip_low": 0.01}},
+    {"policy_loss": "dppo_tv", "policy_loss_args": {"high": 0.04}},
+    {"policy_loss": "vespo", "policy_loss_args": {"k_pos": 1.0}},
     {"policy_loss": "cispo", "kl": "none"},
     {"kl": "k3", "kl_coef": 0.1, "kl_in": "reward", "kl_target": 0.2, "entropy_coef": 0.3},
     {"behaviour": "masked", "behaviour_low": 0.1},

@@ -354,6 +354,17 @@ _ALGORITHMS = (
         policy_loss="opmd",
         source="AsymRE, arXiv 2506.20520; baseline shift -0.1, loss and τ of Trinity-RFT 0.6.0.",
     ),
+    Algorithm(
+        name="dppo",
+        policy_loss="dppo_tv",
+        source="DPPO, arXiv 2602.04879, Binary-TV: bound 0.15 of its authors' script in verl (dppo_kl: 0.05); no KL.",
+    ),
+    Algorithm(
+        name="vespo",
+        policy_loss="vespo",
+        source="VESPO, arXiv 2602.10693: k 2 and λ 3 for A >= 0, k 3 and λ 2 else; token-mean as in its authors' code; "
+        "no KL.",
+    ),
     Algorithm(name="sppo", advantage="opmd", policy_loss="sppo", source="`sppo` of Trinity-RFT 0.6.0: ε 0.3, no KL."),
     Algorithm(
         name="rec", advantage="rec", policy_loss="rec", source="REC-OneSide-NoIS, arXiv 2509.24203; clip 0.2; no KL."
