@@ -148,7 +148,7 @@ def test_columns_are_computed_as_rows_are() -> None:
 
 def test_an_adapter_that_no_request_names_costs_no_column() -> None:
     served = Served("qwen2")
-    beside = served.engine._beside
+    beside = served.engine._stepper.adapters
     assert beside is not None
     assert beside.span(np.array([0, 2, 2, 0])) == (2, 3)
     assert beside.span(np.array([0, 0])) == (0, 0)

@@ -21,7 +21,7 @@ import torch
 
 from sharpen.config.trainer import LoraConfig
 from sharpen.contracts import GenerateRequest, Generation
-from sharpen.engine.embedded.beside import BASE, Adapters
+from sharpen.engine.embedded.beside import BASE
 from sharpen.engine.embedded.forward import FastForward, GenericForward, kv_layout
 from sharpen.engine.embedded.graphs import CudaRecorder, DecodeGraphs
 from sharpen.engine.embedded.kv import KVLayout, KVPool, default_budget_bytes
@@ -98,8 +98,6 @@ class EmbeddedEngine:
         for a model that cannot be served.
         """
         self._adapters = adapters
-        self._beside: Adapters | None = None
-        self._deterministic = deterministic
         shape = inspect_model(_prepared(model, adapters), max_model_len)
         self.matmul = _choose_matmul(model, fixed=deterministic or not alone)
         self._model, self._pictures = model, EnginePictures(model, deterministic=deterministic)
@@ -261,9 +259,10 @@ class EmbeddedEngine:
         )
 
     def _number_of(self, adapter: str) -> int:
-        if adapter and self._beside is None:
+        beside = self._stepper.adapters
+        if adapter and beside is None:
             raise no_adapter(adapter)
-        return BASE if self._beside is None else self._beside.number(adapter)
+        return BASE if beside is None else beside.number(adapter)
 
     async def _drive(self) -> None:
         """Run steps while there is work. If a step fails, every job in flight fails with `EngineError`."""
@@ -314,11 +313,7 @@ class EmbeddedEngine:
         the bytes that they take. They fit the model (`adapter_files.check_fit`). Once, before the first request; not
         with adapters that are trained."""
         assert self._adapters is None
-        assert self._beside is None
-        fused = self._stepper.projections()
-        self._beside = Adapters(adapters, self._model, fused, whole=self._deterministic)
-        self._stepper.take(self._beside)
-        return self._beside.num_bytes
+        return self._stepper.take(adapters, self._model)
 
     async def load_adapter(self, name: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load new weights of one adapter, by the names of peft's files, between two steps; the others go on. Then no
@@ -327,10 +322,11 @@ class EmbeddedEngine:
         Raises `ModelError`, with nothing changed, for a name that there is not or for other names or shapes.
         """
         self._check_open()
-        if self._beside is None:
+        beside = self._stepper.adapters
+        if beside is None:
             raise ModelError(f"there is no adapter {name!r}: this engine serves none by name")
-        self._beside.load(name, tensors)
-        number = self._beside.numbers[name]
+        beside.load(name, tensors)
+        number = beside.numbers[name]
         self._scheduler.suspend_adapter(number)
         self._stepper.versions_A[number] = version
 
@@ -373,7 +369,7 @@ class EmbeddedEngine:
         if self._scheduler.states is not None:
             self._scheduler.states.release()
         self._model = None
-        del self._pictures, self._beside
+        del self._pictures
         self._stepper.release()
 
 

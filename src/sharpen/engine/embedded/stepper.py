@@ -8,7 +8,7 @@ Shape suffixes: N rows of the step, R rows that are sampled from, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,13 +29,13 @@ from sharpen.engine.embedded.forward import FastForward, Forward
 from sharpen.engine.embedded.graphs import DecodeGraphs
 from sharpen.engine.embedded.mixing import Mixing
 from sharpen.engine.embedded.pictures import EnginePictures
-from sharpen.engine.embedded.projections import Projection
 from sharpen.engine.embedded.sampling import SampledRows, SamplingRows, sample, uniforms
 from sharpen.engine.embedded.scheduler import Scheduler
 from sharpen.engine.embedded.slots import Indices, SlotRequest
 from sharpen.engine.requests import find_stop
 from sharpen.engine.token_masks import TokenMasks, first_line
 from sharpen.errors import ConstraintError, EngineError
+from sharpen.models.adapter_files import NamedAdapter
 from sharpen.models.routing import Routing, recording, to_array
 from sharpen.models.sight import View, showing
 from sharpen.types import BoolArray, FinishReason, IntArray
@@ -94,18 +94,17 @@ class Stepper:
         self._is_end_V = np.zeros(vocab_size, np.bool_)
         self._is_end_V[[end_id for end_id in end_ids if end_id < vocab_size]] = True
 
-    def take(self, adapters: Adapters) -> None:
-        """Compute rows with these adapters from now on."""
-        self.adapters = adapters
-        self.versions_A = np.append(self.versions_A, np.zeros(len(adapters.numbers), np.int32))
+    def take(self, named: Sequence[NamedAdapter], model: Any) -> int:
+        """Compute rows with these adapters of the model from now on; return the bytes that they take."""
+        assert self.adapters is None
+        fused = self._forward.projections() if isinstance(self._forward, FastForward) else []
+        self.adapters = adapters = Adapters(named, model, fused, whole=self._deterministic)
+        self.versions_A = np.append(self.versions_A, np.zeros(len(named), np.int32))
         if self.graphs is not None:
             self.graphs.adapters = adapters
         if self._mixing is not None:
             self._mixing.adapters = adapters
-
-    def projections(self) -> list[Projection]:
-        """Return the linear layers that are computed as one, if the forward pass is our own."""
-        return self._forward.projections() if isinstance(self._forward, FastForward) else []
+        return adapters.num_bytes
 
     @property
     def version(self) -> int:
