@@ -418,6 +418,8 @@ class Experience:
     for all tokens but the last (N = T - 1), as recorded by the first call that computed each; None for a dense model.
     `pictures` are the images of the sequence, in their order.
 
+    `teacher` is the name of the one that scores the sequence, if there are several (`distill.teachers`).
+
     `advantages_T` and `weights_T` are filled when a batch is drawn. The loss of a batch is
     `sum(weights_T * per_token_loss_T)`: the weights already include the aggregation mode and the normalization over the
     whole update, so that a split into micro-batches cannot change the gradient.
@@ -438,6 +440,7 @@ class Experience:
     constraints: Mapping[int, Constraint] = field(default_factory=dict)
     routes_NLK: RouteArray | None = None
     pictures: tuple[PictureSpan, ...] = ()
+    teacher: str = ""
 
     @property
     def truncated_T(self) -> BoolArray:

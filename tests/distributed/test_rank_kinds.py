@@ -78,10 +78,32 @@ def test_a_teacher(tmp_path, name, dtype):
     make_model("qwen3", torch.float32, seed=5).save_pretrained(tmp_path / "teacher")
     plan = make_plan(toy, dtype=dtype, rate=1e-5 if dtype == "bfloat16" else 1e-3)
     algorithm = resolve(name, LossConfig(), 2, distill=DistillConfig(teacher_path=str(tmp_path / "teacher")))
-    plan = replace(plan, algorithm=algorithm, teacher_path=str(tmp_path / "teacher"))
+    plan = replace(plan, algorithm=algorithm, teachers={"": str(tmp_path / "teacher")})
     near = {"relative": 0.02, "absolute": 4e-5} if dtype == "bfloat16" else {}
     values = both(plan, toy.batches(), **near)
     assert values["distill_divergence"] != 0.0
+
+
+@pytest.mark.parametrize("name", ["jsd", "on_policy_distill"])
+def test_several_teachers(tmp_path, name):
+    """The two processes have packs of different teachers at the same time. Red (it waits for ever) when each makes the
+    pass of its own teacher only."""
+    toy = make_toy(tmp_path / "model")
+    teachers = {"maths": str(tmp_path / "maths"), "code": str(tmp_path / "code")}
+    for seed, folder in enumerate(teachers.values(), start=5):
+        make_model("qwen3", torch.float32, seed=seed).save_pretrained(folder)
+    settings = DistillConfig(teachers=teachers, teacher_key="domain")
+    plan = make_plan(toy, rate=1e-3, max_tokens_per_micro_batch=80)
+    plan = replace(plan, algorithm=resolve(name, LossConfig(), 2, distill=settings), teachers=teachers)
+    batches = [
+        Minibatch(
+            experiences=[
+                replace(one, teacher="maths" if number < 3 else "code") for number, one in enumerate(batch.experiences)
+            ]
+        )
+        for batch in toy.batches()
+    ]
+    assert both(plan, batches)["distill_divergence"] != 0.0
 
 
 def test_tokens_left_out_of_an_update(tmp_path):

@@ -80,6 +80,9 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
     if distill is not None:
         for setting in ("divergence", "coef"):
             yield f"distill.{setting}", (getattr(distill, setting), preset)
+        one_for_all = "distill.teacher_path" if distill.teachers else "distill.teacher_key"
+        why = "each task has its own of distill.teachers" if distill.teachers else "all tasks have the same teacher"
+        yield one_for_all, (None, why)
         mixes = distill.divergence == "js"
         absent = (None, f"no parameter of distill.divergence {distill.divergence}")
         yield "distill.beta", (distill.beta, preset) if mixes else absent

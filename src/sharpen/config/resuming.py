@@ -125,7 +125,14 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("sampling.task_operators.name", "sampling.task_operators.args"),
         *("sync.style", "sync.interval", "sync.offset", "sync.max_staleness", "mode"),
         *("expert.mu", "expert.mu_warmup_steps", "expert.mu_decay_steps", "expert.mu_valley", "expert.phi"),
-        *("distill.teacher_path", "distill.divergence", "distill.beta", "distill.coef"),
+        *(
+            "distill.teacher_path",
+            "distill.teachers",
+            "distill.teacher_key",
+            "distill.divergence",
+            "distill.beta",
+            "distill.coef",
+        ),
         *(
             "trainer.optimizer",
             "trainer.epochs",

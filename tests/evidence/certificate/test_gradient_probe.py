@@ -81,6 +81,19 @@ def test_a_teachers_part_is_compared_too(algorithm, settings, toy_model_dir, wri
     assert probed(toy_model_dir, algorithm, twice, **settings, **teacher).problem
 
 
+def test_several_teachers_are_each_compared(toy_model_dir, write_toy_model, tmp_path):
+    """Each teaches some of the batch; red when they change places."""
+    folders = {name: str(write_toy_model(tmp_path / name, seed=seed)) for name, seed in (("maths", 7), ("code", 8))}
+    settings = {"distill.teachers": folders, "distill.teacher_key": "domain"}
+    assert not probed(toy_model_dir, "jsd", **settings).problem
+    assert probed(toy_model_dir, "jsd", change_places, **settings).problem
+
+
+def change_places(trainer):
+    teachers = trainer._loss._teachers.by_name
+    teachers["maths"], teachers["code"] = teachers["code"], teachers["maths"]
+
+
 FEW = {(family, "float32") for family in ("qwen2", "mistral", "qwen3_5_text", "granitemoehybrid", "lfm2", "gpt_oss")}
 FEW |= {("qwen3_moe", "bfloat16"), ("deepseek_v3", "bfloat16")}
 

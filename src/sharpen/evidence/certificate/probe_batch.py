@@ -46,6 +46,7 @@ class ProbeSequence:
     calls: tuple[tuple[int, int], ...]
     advantage: float
     temperature: float = 1.0
+    teacher: str = ""
 
 
 def probe_sequences(known: Ids, long: int, kind: Kind) -> list[ProbeSequence]:
@@ -114,6 +115,7 @@ def plain_sequences(sequences: Sequence[ProbeSequence], kind: Kind) -> list[Plai
                     weights_S=torch.full((stop - start,), float(np.float32(weight)), dtype=torch.float64),
                     advantage=one.advantage,
                     temperature=one.temperature,
+                    teacher=one.teacher,
                 )
             )
     return found
@@ -176,6 +178,7 @@ def _experience(one: ProbeSequence, calls: Sequence[PlainSequence]) -> Experienc
         temperatures_T=np.where(mask_T, one.temperature, 1.0).astype(np.float32),
         advantages_T=np.where(mask_T, one.advantage, 0.0).astype(np.float32),
         weights_T=weights_T,
+        teacher=one.teacher,
     )
 
 

@@ -59,7 +59,7 @@ class Pack:
     that have a token with other experts than their own, of which there are `num_rerouted_tokens`.
 
     `shown` are the images among the computed tokens. Sequences have a common segment only where their images are the
-    same, not just the ids.
+    same, not just the ids. `teacher` is the name of the one that scores all sequences of the pack.
     """
 
     ids_N: IndexArray
@@ -84,6 +84,7 @@ class Pack:
     rerouted_E: BoolArray | None = None
     num_rerouted_tokens: int = 0
     shown: tuple[Shown, ...] = ()
+    teacher: str = ""
 
     @property
     def num_computed_tokens(self) -> int:
@@ -133,11 +134,28 @@ def pack(
     own pack, with others as long as it is at most a quarter longer: a long prompt is then not computed again for every
     answer.
 
-    The sequences of a group stay together if they fit. Sequences without loss tokens are left out. `masks` are those of
-    the model whose engine sampled the tokens, for calls with a constraint. Raises `CallError` if the first token of a
-    sequence carries loss, because nothing predicts it, or if a call has a constraint and there are no `masks`.
+    The sequences of a group stay together if they fit; those of different teachers never share a pack. Sequences
+    without loss tokens are left out. `masks` are those of the model whose engine sampled the tokens, for calls with a
+    constraint. Raises `CallError` if the first token of a sequence carries loss, because nothing predicts it, or if a
+    call has a constraint and there are no `masks`.
     """
     rollout_ids = tuple(dict.fromkeys(experience.rollout_id for experience in experiences))
+    packs: list[Pack] = []
+    for teacher in dict.fromkeys(experience.teacher for experience in experiences):
+        own = [experience for experience in experiences if experience.teacher == teacher]
+        found = _packed(own, max_tokens, rollout_ids, masks, min_shared_tokens)
+        packs += found if not teacher else [replace(one, teacher=teacher) for one in found]
+    return packs
+
+
+def _packed(
+    experiences: Sequence[Experience],
+    max_tokens: int,
+    rollout_ids: tuple[str, ...],
+    masks: TokenMasks | None,
+    min_shared_tokens: int,
+) -> list[Pack]:
+    """Pack the sequences of one teacher."""
     packs = []
     builder = _Builder(max_tokens, min_shared_tokens, masks)
     for group in _groups(experiences):

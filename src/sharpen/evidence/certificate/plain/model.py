@@ -41,7 +41,7 @@ class PlainSequence:
     of these the recorded logprobs and the weights (S). `advantage` is that of all of them, `temperature` that of the
     call. `whole` is whether they were sampled from the whole distribution; `allowed_SV`, under a constraint, are the
     tokens among which each was. `routes_TLK` are the experts that were recorded for each token, if any were;
-    `pictures` the images in it."""
+    `pictures` the images in it. `teacher` is the name of the one that teaches it, if several do."""
 
     owner: str
     ids_T: Tensor
@@ -54,6 +54,7 @@ class PlainSequence:
     allowed_SV: Tensor | None = None
     routes_TLK: Tensor | None = None
     pictures: tuple[PictureSpan, ...] = ()
+    teacher: str = ""
 
     def of_tokens(self, values_SV: Tensor) -> Tensor:
         """Return of these values those of the tokens with loss (S)."""

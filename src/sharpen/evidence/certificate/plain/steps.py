@@ -7,6 +7,7 @@ calls train, with which advantage and weight, comes from `expectation`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from sharpen.evidence.certificate.plain.loss_rules import LossRules
 from sharpen.evidence.certificate.plain.losses import ExpertLoss
 from sharpen.evidence.certificate.plain.model import PlainSequence
 from sharpen.evidence.certificate.plain.optimizers import Rates
-from sharpen.evidence.certificate.plain.teacher import Teaching
+from sharpen.evidence.certificate.plain.teacher import Teaching, teacher_of_row
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.evidence.certificate.sources import without_second
 from sharpen.learning.experience.evidence import read_delivery, read_step_groups
@@ -51,10 +52,10 @@ class RolloutSteps:
         config, rules = self._settings.config(step), self._settings.rules(step)
         for reason in (*unrepeatable(config), *without_formula(config), *without_second(config).values()):
             return reason
-        expected = self._expected(step)
+        expected, teachers = self._expected(step, config)
         updates: list[list[PlainSequence]] = [[] for _ in range(1 + max((one.update for one in expected), default=-1))]
         for one in expected:
-            updates[one.update].append(self._sequence(one))
+            updates[one.update].append(replace(self._sequence(one), teacher=teachers[one.group_id]))
         lessons = self._lessons(step, config)
         if isinstance(lessons, str):
             return lessons
@@ -83,12 +84,16 @@ class RolloutSteps:
         trained = sum(one.left_out is None for one in delivered.places)
         return self._expert(step, max(1, min(config.trainer.num_minibatches, trained)))
 
-    def _expected(self, step: int) -> Sequence[ExpectedCall]:
+    def _expected(self, step: int, config: RunConfig) -> tuple[Sequence[ExpectedCall], dict[str, str]]:
+        """The calls that train, and the teacher of each group."""
         fresh = read_groups_at(self._journal, self._lineage.groups[step])
         replayed = read_groups_at(self._journal, [key for key, again in self._placed.get(step, ()) if again])
         delivered = read_delivery(self._journal, step)
         statuses = {} if delivered is None else {one.group_id: one.left_out or TRAINED for one in delivered.places}
-        return list(expect(fresh, replayed, self._settings.rules(step), statuses).calls.values())
+        expected = list(expect(fresh, replayed, self._settings.rules(step), statuses).calls.values())
+        trained = {one.group_id for one in expected}
+        every = (part for group in (*fresh, *replayed) for part in group.with_side if part.id in trained)
+        return expected, {group.id: teacher_of_row(config, group.task.row) for group in every}
 
     def _sequence(self, one: ExpectedCall) -> PlainSequence:
         call = one.call
