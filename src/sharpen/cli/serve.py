@@ -156,7 +156,7 @@ def own_key(given: str | None) -> tuple[str, str]:
     """Return the key of the server, and the line that says which it is; one that was given is not repeated."""
     key = os.environ.get(KEY_VARIABLE) if given is None else given
     if key is None:
-        from sharpen.gateway.keys import new_key
+        from sharpen.gateway.caller import new_key
 
         key = new_key()
         return key, f"key: {key}"

@@ -24,21 +24,19 @@ from sharpen.contracts import Engine
 from sharpen.errors import ConfigError, EngineLostError, ImageError
 from sharpen.gateway.answers import Delta, Head, Writer
 from sharpen.gateway.body import MAX_ITEMS, decode
-from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
+from sharpen.gateway.caller import Keys, WhoCalls, foreign_error, foreign_use, new_key, nobody
 from sharpen.gateway.constraints import constraint_of
-from sharpen.gateway.context import Context
-from sharpen.gateway.exchange import Exchange, RawRequest, Reply
+from sharpen.gateway.exchange import Exchange, RawRequest, Reply, Stream
 from sharpen.gateway.formats.table import AUTO, formats_of, no_format
 from sharpen.gateway.history import History, Prompt
 from sharpen.gateway.images import MARKS, Album, ImageReader, with_references
-from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.memory import Memory
 from sharpen.gateway.meter import BusyClock, Tally
 from sharpen.gateway.model import ChatModel
 from sharpen.gateway.protocols import messages as messages_api
 from sharpen.gateway.protocols.chat import check_message
-from sharpen.gateway.protocols.protocol import Parse, Route
-from sharpen.gateway.protocols.responses_items import input_page
+from sharpen.gateway.protocols.protocol import Context, Parse, Route
+from sharpen.gateway.protocols.responses_events import input_page
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import JSON_TYPE, json_reply, rollout_ended
 from sharpen.gateway.requests import (
@@ -64,7 +62,6 @@ from sharpen.gateway.routes import (
 from sharpen.gateway.sampler import Sampler, overflow
 from sharpen.gateway.server import Server
 from sharpen.gateway.session import Entry, Session
-from sharpen.gateway.stream import Stream
 from sharpen.gateway.transport import InProcess
 from sharpen.types import IntArray, Outcome, Sampling
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharpen.agent.environments.packages import REQUIREMENTS
+from sharpen.agent.environments.environment import REQUIREMENTS
 from sharpen.cli.starter.tasks import rows
 from sharpen.errors import ConfigError
 
