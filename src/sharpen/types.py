@@ -416,7 +416,8 @@ class Experience:
     distribution, which nothing may be compared with. `constraints` has the constraint of each call that was sampled
     with one, by index: its tokens are scored among the allowed ones. `routes_NLK` are the experts that the engine chose
     for all tokens but the last (N = T - 1), as recorded by the first call that computed each; None for a dense model.
-    `pictures` are the images of the sequence, in their order.
+    `pictures` are the images of the sequence, in their order. `shown_T` are the tokens that the environment put between
+    two calls, the template's among them, images not (None: nobody asks); each is in one sequence of its rollout.
 
     `teacher` is the name of the one that scores the sequence, if there are several (`distill.teachers`).
 
@@ -441,6 +442,7 @@ class Experience:
     routes_NLK: RouteArray | None = None
     pictures: tuple[PictureSpan, ...] = ()
     teacher: str = ""
+    shown_T: BoolArray | None = None
 
     @property
     def truncated_T(self) -> BoolArray:

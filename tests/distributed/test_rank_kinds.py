@@ -52,6 +52,17 @@ def test_adapters_with_a_reference(tmp_path, dtype, stored):
     assert values["kl_loss"] > 1e-6
 
 
+def test_what_the_environment_answered(tmp_path):
+    """Its mean is over the tokens of all ranks."""
+    toy = make_toy(tmp_path / "model")
+    toy.experiences[:] = [
+        replace(one, shown_T=~one.loss_mask_T & (np.arange(len(one.ids_T)) >= (20 if number % 2 else 22)))
+        for number, one in enumerate(toy.experiences)
+    ]
+    values = both(make_plan(toy, loss={"kl": "none", "echo": 0.5}), toy.batches(2))
+    assert values["echo_loss"] > 0.1
+
+
 def test_bfloat16_over_fp32_weights(tmp_path):
     """Weights stay fp32 and move by less than bfloat16 could say; a layer's own are rounded when they are gathered, so
     that the numbers are near, not equal. The reference's linear layers, an untied output layer too, are rounded before

@@ -109,7 +109,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("loss.clip_high", "loss.dual_clip", "loss.kl", "loss.kl_coef", "loss.kl_in", "loss.kl_target"),
         *("loss.kl_horizon", "loss.behaviour", "loss.behaviour_low", "loss.behaviour_high", "loss.sequence_mask"),
         *("loss.entropy_coef", "loss.aggregation", "loss.constant_length", "loss.std_normalize", "loss.step_norm"),
-        "loss.std_threshold",
+        *("loss.echo", "loss.std_threshold"),
         *("sampling.order", "sampling.curriculum_key", "sampling.difficulty_target", "sampling.difficulty_width"),
         *(
             "sampling.difficulty_floor",

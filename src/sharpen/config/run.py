@@ -92,6 +92,9 @@ class LossConfig(Strict):
     than this many nats since they were sampled. None leaves none out."""
     entropy_coef: float | None = Field(default=None, ge=0.0)
     """Weight of the entropy bonus."""
+    echo: float | None = Field(default=None, gt=0.0)
+    """Weight of the cross-entropy of what the environment answered between two calls of a sequence, a mean over these
+    tokens of an update. None does not train them."""
     aggregation: Aggregation | None = None
     """How per-token losses are averaged into one number."""
     constant_length: int | None = Field(default=None, ge=1)

@@ -44,6 +44,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "tokens masked by their divergence": ("dppo", {"loss.policy_loss": "dppo_kl"}),
     "calls weighed softly by their ratio": ("vespo", {}),
     "calls left out by their distance": ("grpo", {"loss.sequence_mask": 0.01}),
+    "what the environment answered": ("grpo", {"loss.echo": 0.5}),
+    "what the environment answered, in bfloat16": ("grpo", {"loss.echo": 0.5, "loss.entropy_coef": 0.01} | BFLOAT16),
     "tokens left out by entropies": ("grpo", {"loss.advantage": "clipb", "loss.advantage_args": {"mu": 0.3}}),
     "tokens left out by their own entropies": (
         "grpo",
@@ -224,6 +226,10 @@ def half(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.bfloat16).to(tensor.dtype)
 
 
+def deaf(trainer: Trainer) -> None:
+    trainer._loss.algorithm = replace(trainer._loss.algorithm, echo=None)
+
+
 EVERYWHERE = "model."
 ATTENTION = "model.layers.1.self_attn."
 SMALL = {"trainer.max_tokens_per_micro_batch": 40, "model.max_model_len": 64}
@@ -269,6 +275,7 @@ FAULTS: dict[str, tuple[dict[str, Any], Fault, str]] = {
     "a layer computes in half precision": ({}, outputs(half, "model.layers.0.mlp"), EVERYWHERE),
     "gradients are rounded to half precision": ({}, parameters(half, "layers.0."), "model.layers.0."),
     "ratios are not clipped": ({}, no_clip, EVERYWHERE),
+    "what the environment answered is left out": ({"loss.echo": 0.5}, deaf, EVERYWHERE),
     "adapters are scaled twice": (ADAPTERS, scaled_adapters, EVERYWHERE),
     "half of the adapters does not learn": (ADAPTERS, parameters(lambda g: 0 * g, "lora_A"), "lora_A"),
     "in bfloat16, the attention's backward pass has a factor 2": (

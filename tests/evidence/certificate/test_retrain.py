@@ -221,6 +221,7 @@ OVERRIDES = [
     {"behaviour": "truncated"},
     {"behaviour": "none"},
     {"sequence_mask": 0.2},
+    {"echo": 0.05},
 ]
 """Settings of the loss; an algorithm with which one of them has no effect refuses it."""
 
@@ -255,6 +256,7 @@ def test_the_certificates_table_of_losses_says_what_the_trainer_is_told() -> Non
         ours = (found.behaviour, found.behaviour_low, found.behaviour_high, found.entropy_coef)
         assert ours == (told.behaviour, told.behaviour_low, told.behaviour_high, told.entropy_coef), (name, override)
         assert found.sequence_mask == told.sequence_mask, (name, override)
+        assert found.echo == (told.echo or 0.0), (name, override)
     assert compared > 200
 
 

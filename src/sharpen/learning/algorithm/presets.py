@@ -61,6 +61,7 @@ class Algorithm:
     behaviour_low: float | None = None
     behaviour_high: float | None = None
     entropy_coef: float = 0.0
+    echo: float | None = None
     sequence_mask: float | None = None
     aggregation: Aggregation | TokenWeights | AggregationFunction = "token-mean"
     constant_length: int | None = None
@@ -175,9 +176,9 @@ class Algorithm:
     @property
     def trains_zero_advantages(self) -> bool:
         """Whether tokens with advantage 0 must be computed: they have a gradient from a KL or entropy term, a critic or
-        a teacher, or they count in statistics over all tokens."""
+        a teacher, what the environment answered has one, or they count in statistics over all tokens."""
         has_gradient = self.needs_reference or self.needs_entropy or self.needs_critic or self.needs_teacher
-        return has_gradient or self.clips_by_entropy or self.masks_tokens
+        return has_gradient or self.clips_by_entropy or self.masks_tokens or self.echo is not None
 
     def most_further(self, batch_size: int) -> int:
         """Return how many additional tasks a step of `batch_size` tasks may roll out to replace left-out groups."""

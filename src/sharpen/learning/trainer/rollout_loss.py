@@ -29,7 +29,7 @@ from sharpen.learning.trainer.credit import Credit, assign, clip_by_entropy, mas
 from sharpen.learning.trainer.critic import Critic
 from sharpen.learning.trainer.expert_loss import backward as backward_expert
 from sharpen.learning.trainer.loss import Loss
-from sharpen.learning.trainer.measured import UpdateMetrics, sample_share, summarize
+from sharpen.learning.trainer.measured import Echoed, UpdateMetrics, sample_share, summarize
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import Pack
 from sharpen.learning.trainer.parity import LogprobGap, Tolerance, check_routes, check_versions, is_comparable
@@ -52,6 +52,7 @@ class _PackScores:
     sums: ObjectiveSums
     entropy: float
     balance: float
+    echo_nll: float
 
 
 class RolloutLoss(Loss):
@@ -114,7 +115,11 @@ class RolloutLoss(Loss):
         policy_weight = 1.0 if expert is None else 1.0 - expert.weight(self._step or 0)
         gap = LogprobGap(version)
         parts, masked = self._masked(self._balanced(work.parts))
-        scores = self._team.map(parts, lambda part: self._backward(part, policy_weight), self._backward_idle)
+        num_echoed = 0 if self.algorithm.echo is None else sum(len(part.pack.echo_targets_F) for part in parts)
+        echo_weight = (self.algorithm.echo or 0.0) / max(num_echoed, 1)
+        scores = self._team.map(
+            parts, lambda part: self._backward(part, policy_weight, echo_weight), self._backward_idle
+        )
         for part, score in zip(work.parts, scores, strict=True):
             gap.add(part.pack, score.logprobs_E)
             if part.moments_3E is None:
@@ -138,6 +143,7 @@ class RolloutLoss(Loss):
                 expert=expert_part,
                 masked=masked,
                 balance=None if self._balance is None else sum(score.balance for score in scores),
+                echo=Echoed(echo_weight, sum(score.echo_nll for score in scores), num_echoed) if num_echoed else None,
             )
         )
 
@@ -247,13 +253,15 @@ class RolloutLoss(Loss):
         )
         self.algorithm = replace(algorithm, kl_coef=coefficient)
 
-    def _backward(self, part: Part, policy_weight: float) -> _PackScores:
+    def _backward(self, part: Part, policy_weight: float, echo_weight: float) -> _PackScores:
         """Add the gradient of a pack."""
         pack, needs_entropy = part.pack, self.algorithm.needs_entropy
+        scored = pack.with_echo() if echo_weight else pack
         compared, distill = None, self.algorithm.distill
         if self._teachers is not None and distill is not None and distill.of_vocabulary:
-            compared = self._teachers.compared(pack, distill)
-        scores = self._policy.score(pack, entropy_gradient=needs_entropy, compared=compared, balance=part.balance)
+            compared = self._teachers.compared(scored, distill)
+        both = self._policy.score(scored, entropy_gradient=needs_entropy, compared=compared, balance=part.balance)
+        scores, echo_nll = both.first(pack.num_trained_tokens), -both.logprobs_E[pack.num_trained_tokens :].sum()
         now_E = scores.logprobs_E
         move = functools.partial(to_device, device=now_E.device)
         old_E, advantages_E, weights_E = (
@@ -274,7 +282,7 @@ class RolloutLoss(Loss):
             policy_weight,
             scores.divergence_E,
         )
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss + echo_weight * echo_nll).backward()  # type: ignore[no-untyped-call]
         entropy_E = scores.entropy_E.detach()
         return _PackScores(
             logprobs_E=now_E.detach().cpu(),
@@ -284,6 +292,7 @@ class RolloutLoss(Loss):
             sums=sums.cpu(),
             entropy=float(entropy_E.sum()),
             balance=0.0 if part.balance is None else part.balance.value,
+            echo_nll=float(echo_nll.detach()),
         )
 
     def _backward_idle(self) -> None:

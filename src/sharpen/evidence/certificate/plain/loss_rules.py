@@ -33,6 +33,7 @@ class LossRules:
     behaviour_low: float | None = None
     behaviour_high: float | None = None
     entropy_coef: float = 0.0
+    echo: float = 0.0
     sequence_mask: float | None = None
 
     @classmethod
@@ -63,6 +64,7 @@ class LossRules:
             behaviour_low=low if loss.behaviour_low is None else loss.behaviour_low,
             behaviour_high=high if loss.behaviour_high is None else loss.behaviour_high,
             entropy_coef=preset.entropy_coef if loss.entropy_coef is None else loss.entropy_coef,
+            echo=loss.echo or preset.echo,
             sequence_mask=preset.sequence_mask if loss.sequence_mask is None else loss.sequence_mask,
         )
 
@@ -171,5 +173,6 @@ def _preset(name: str) -> LossRules:
         behaviour_low=found.behaviour_low,
         behaviour_high=found.behaviour_high,
         entropy_coef=found.entropy_coef,
+        echo=found.echo or 0.0,
         sequence_mask=found.sequence_mask,
     )

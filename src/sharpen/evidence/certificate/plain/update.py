@@ -128,6 +128,8 @@ def _backward_update(
         add_balance(model, update, weights, step.balance)
     if step.expert is not None:
         _backward_lessons(model, lessons, weights, step.expert)
+    if begun.rules.echo:
+        _backward_shown(model, update, weights, begun.rules.echo)
     if step.teaching is not None and not step.teaching.by_sample:
         _backward_taught(model, update, weights, step.teaching, teachers)
     return apart
@@ -145,6 +147,15 @@ def _backward_taught(
             _weighted(one, teaching.losses(own_SV, teacher_SV))
             for one, own_SV, teacher_SV in zip(some, own, of_teacher, strict=True)
         )
+
+
+def _backward_shown(model: PlainModel, update: Sequence[PlainSequence], weights: Tensors, weight: float) -> None:
+    """Add the gradient of the cross-entropy of all that the environment answered: the mean over these tokens, times
+    `weight` (ECHO, arXiv 2605.24517)."""
+    shown = [one.shown for one in update if one.shown is not None]
+    num_tokens = sum(len(one.places_S) for one in shown)
+    for some in model.groups(shown):
+        _backward_sum(-weight * now_S / num_tokens for now_S, _ in model.logprobs(some, weights))
 
 
 def _backward_lessons(
