@@ -52,8 +52,10 @@ from sharpen.gateway.routes import (
     COUNT_TOKENS,
     HEALTH,
     INPUT_ITEMS,
+    MODELS,
     Protocols,
     model_body,
+    models_body,
     response_id,
     route_of,
 )
@@ -78,9 +80,10 @@ class Gateway:
 
     `loop` is the serving loop, which runs on its own thread. `sampling` holds the defaults for calls that do not set
     their own. `who_calls` returns the attempt that the running code belongs to: a session belongs to the attempt that
-    opens it, and a call from within another attempt makes both fail. `listen` is where the HTTP server listens. `album`
-    keeps the images that the model is shown, if it can see. Raises `ConfigError` for an unknown parser, and
-    `ModelError` for a tokenizer without a chat template.
+    opens it, and a call from within another attempt makes both fail. `adapters` are names of adapters that the engine
+    serves beside the model: then a call must ask for one of them or for the model. `listen` is where the HTTP server
+    listens. `album` keeps the images that the model is shown, if it can see. Raises `ConfigError` for an unknown
+    parser, and `ModelError` for a tokenizer without a chat template.
     """
 
     def __init__(
@@ -98,8 +101,10 @@ class Gateway:
         who_calls: WhoCalls = nobody,
         listen: GatewayConfig | None = None,
         album: Album | None = None,
+        adapters: Sequence[str] = (),
     ) -> None:
         self.model_name = model_name
+        self.adapters = tuple(adapters)
         self.engine = engine
         self.busy = BusyClock()
         """The time during which the engine had at least one request of this gateway."""
@@ -112,7 +117,7 @@ class Gateway:
         )
         self._formats = formats
         self._lacks_tool_format = tool_call_parser == AUTO and formats.tool is None
-        self._sampler = Sampler(engine, self._renderer, self.busy, formats)
+        self._sampler = Sampler(engine, self._renderer, self.busy, formats, self.adapters)
         self._album = album or Album(lack=f"the model {model_name} reads only text")
         self._threads = ThreadPoolExecutor(MAX_DECODING, thread_name_prefix="sharpen-requests")
         self._max_calls = max_calls
@@ -232,10 +237,12 @@ class Gateway:
 
     async def _describe(self, session: Session, raw: RawRequest, route: Route) -> Reply:
         """Answer a request that samples nothing."""
+        if route == MODELS:
+            return json_reply(models_body(self.model_name, *self.adapters))
         if (page := self.protocols.page(route)) is not None:
             return json_reply(page(self.model_name))
-        if route == ("GET", f"/models/{self.model_name}"):
-            return json_reply(model_body(self.model_name))
+        if route in {("GET", f"/models/{name}") for name in self._names}:
+            return json_reply(model_body(route[1].removeprefix("/models/")))
         if route == COUNT_TOKENS:
             request, _ = await self._parse(session, raw, messages_api.parse_count)
             return json_reply(
@@ -244,13 +251,20 @@ class Gateway:
         if (name := response_id(route)) is not None:
             return await self._stored(session, name, raw)
         if route[0] == "GET" and route[1].startswith("/models/"):
-            raise ApiError(
-                f"The model {short_repr(route[1][8:])} does not exist: this key is for {self.model_name!r}.",
-                status=404,
-                code="model_not_found",
-                param="model",
-            )
+            raise self._no_model(route[1].removeprefix("/models/"))
         raise self.protocols.not_found(raw.method, raw.path)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (self.model_name, *self.adapters)
+
+    def _no_model(self, name: str) -> ApiError:
+        return ApiError(
+            f"The model {short_repr(name)} does not exist: this key is for {', '.join(map(repr, self._names))}.",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
 
     async def _stored(self, session: Session, name: str, raw: RawRequest) -> Reply:
         stored = session.memory.responses.get(name)
@@ -323,6 +337,8 @@ class Gateway:
 
     async def _admitted(self, session: Session, raw: RawRequest, request: CallRequest) -> list[Entry]:
         """Return the entries of a call that may be made, one for each choice. Raises `ApiError`."""
+        if self.adapters and request.model not in self._names:
+            raise self._no_model(request.model)
         self._warn_of_no_effect(request)
         if session.tally is not None and (refusal := session.tally.admit()) is not None:
             raise refusal
@@ -356,7 +372,7 @@ class Gateway:
     def _head(self, name: str, prompt_ids_P: IntArray, request: CallRequest) -> Head:
         return Head(
             name=name,
-            model=self.model_name,
+            model=request.model if request.model in self.adapters else self.model_name,
             created=int(time.time()),
             prompt_ids_P=prompt_ids_P,
             num_choices=request.n,
@@ -415,7 +431,7 @@ class Gateway:
             warnings.append(f"{EFFORT} has no effect: the model's chat template does not read it")
         if request.tools and self._lacks_tool_format:
             warnings.append(no_format(self.model_name))
-        if request.model != self.model_name:
+        if request.model not in self._names:
             warnings.append(
                 f"a call asks for the model {short_repr(request.model)}: its key is for {self.model_name}, "
                 "which answers it"

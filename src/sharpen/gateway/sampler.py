@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -149,8 +149,16 @@ def _held(text: str, tags: Sequence[str]) -> int:
 class Sampler:
     """Samples with one engine. On the serving loop."""
 
-    def __init__(self, engine: Engine, renderer: Renderer, busy: BusyClock, formats: Formats) -> None:
-        """`busy` runs while the engine has a request."""
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        busy: BusyClock,
+        formats: Formats,
+        adapters: Collection[str] = (),
+    ) -> None:
+        """`busy` runs while the engine has a request. A call that asks for one of the `adapters` gets it."""
+        self._adapters = adapters
         self._engine, self._renderer, self._busy = engine, renderer, busy
         self._tool_format, self._reasoning_format = formats.tool, formats.reasoning
 
@@ -213,6 +221,7 @@ class Sampler:
             on_tokens=None if reader is None else reader.add,
             pictures=entry.prompt.pictures,
             prompt_logprobs=entry.request.prompt_logprobs,
+            adapter=entry.request.model if entry.request.model in self._adapters else "",
         )
         try:
             with self._busy:
