@@ -41,7 +41,9 @@ def test_a_support_is_stored_as_differences_or_as_bits_by_hand():
 def test_supports_are_read_as_they_were_and_take_no_more_than_a_bit_an_id(vocab_size, data):
     """Break: write an id's difference instead of its lowest seven bits, or take the mask of `size` bytes for ids."""
     ids = st.integers(0, vocab_size - 1)
-    kept = data.draw(st.lists(st.sets(ids, min_size=1, max_size=40) | st.just({*range(vocab_size)}), min_size=1, max_size=4))
+    kept = data.draw(
+        st.lists(st.sets(ids, min_size=1, max_size=40) | st.just({*range(vocab_size)}), min_size=1, max_size=4)
+    )
     found = supports_of(kept, vocab_size)
     assert ids_of(masks_of(found, np.array([min(row) for row in kept]))) == [sorted(row) for row in kept]
     assert found.sizes_S.max() <= -(-vocab_size // 8)

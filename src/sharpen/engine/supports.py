@@ -84,7 +84,8 @@ def _to_leb128(numbers_K: npt.NDArray[np.int64]) -> bytes:
     bytes_K4 = (numbers_K[:, None] >> at) & 0x7F
     used_K4 = (numbers_K[:, None] >> at > 0) | (at == 0)
     more_K4 = np.pad(used_K4[:, 1:], ((0, 0), (0, 1)))
-    return (bytes_K4 | more_K4 << _BITS)[used_K4].astype(np.uint8).tobytes()
+    found: ByteArray = (bytes_K4 | more_K4 << _BITS)[used_K4].astype(np.uint8)
+    return found.tobytes()
 
 
 def _from_leb128(own: ByteArray) -> npt.NDArray[np.int64]:

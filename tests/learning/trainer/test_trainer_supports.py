@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_trainer_constrained import ANSWER, PROMPT, make_rollout, make_trainer, policy_of
 from trainer_toys import Batch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sharpen.contracts import GenerateRequest
 from sharpen.engine.embedded.engine import EmbeddedEngine
@@ -18,8 +18,9 @@ from sharpen.engine.supports import joined, kept_bits, masks_of, packed
 from sharpen.engine.token_masks import TokenMasks
 from sharpen.errors import CallError, ParityError
 from sharpen.learning.trainer.packing import pack
-from sharpen.types import Sampling
+from sharpen.types import Experience, Sampling
 
+ARRAYS = ("loss_mask_T", "logprobs_T", "versions_T", "calls_T", "advantages_T", "weights_T")
 TRUNCATED = Sampling(temperature=0.8, top_p=0.7, max_tokens=12)
 
 
@@ -48,7 +49,8 @@ def sample(engine, samplings, constraint=None, noise=0):
     async def rollout(number, sampling):
         first = await call(PROMPT, noise + number // 2, sampling, None)
         ids = [*PROMPT, *first.ids.tolist(), 80, 81]
-        second = await call(ids, noise + 100 + number, replace(sampling, max_tokens=40) if constraint else sampling, constraint)
+        longer = replace(sampling, max_tokens=40) if constraint else sampling
+        second = await call(ids, noise + 100 + number, longer, constraint)
         made = make_rollout(number, ids, first, second, constraint, sampling.temperature)
         supports = {index: one.supports for index, one in enumerate((first, second)) if one.supports is not None}
         assert set(supports) == (set() if sampling.full_support else {0, 1})
@@ -100,22 +102,37 @@ def test_without_supports_they_do_not_agree(toy_model_dir, rollouts):
     assert gaps(toy_model_dir, [replace(one, supports={}) for one in rollouts]).max() > 0.1
 
 
-def test_the_ratio_is_one_and_its_gradient_is_that_of_the_kept_tokens(toy_model_dir):
-    """By hand, of a vocabulary that keeps three ids with logits a, b, c: the logprob of the first is a - log(e^a + e^b +
-    e^c), and its gradient 1 - p, -p, -p of these three alone."""
-    (one,) = sample_by_hand(toy_model_dir)
-    policy = policy_of(toy_model_dir)
-    (packed_one,) = pack([one], 400)
-    module = policy.module if hasattr(policy, "module") else None
-    scores = policy.score(packed_one)
-    with torch.no_grad():
-        from transformers import AutoModelForCausalLM
-
-        plain = AutoModelForCausalLM.from_pretrained(toy_model_dir)
-        row = plain(input_ids=torch.from_numpy(one.ids_T[:-1].astype(np.int64))[None]).logits[0, -1]
-    expected = row[70] - torch.log(row[60].exp() + row[70].exp() + row[75].exp())
-    assert scores.logprobs_E.item() == pytest.approx(expected.item(), abs=1e-5)
-    assert module is None or module is not plain
+def test_a_token_is_scored_and_pushed_among_its_support_alone(toy_model_dir, rollouts):
+    """By hand: with the ids 60, 70 and 75 kept and the logits a, b, c at temperature 0.5, log p of 70 is
+    2b - log(e^2a + e^2b + e^2c). Its gradient by these logits is 2 (-p_60, 1 - p_70, -p_75), and 0 by any other."""
+    kept = torch.full((1, 290), -torch.inf)
+    kept[0, [60, 70, 75]] = -1.0
+    first = rollouts[0]
+    end = len(PROMPT) + 1
+    one = Experience(
+        **{name: getattr(first, name)[:end] for name in ARRAYS},
+        ids_T=np.array([*PROMPT, 70], np.int32),
+        temperatures_T=np.full(end, 0.5, np.float32),
+        supports={0: joined([packed(bits_B) for bits_B in kept_bits(kept)], 290)},
+        rollout_id="g/0",
+        group_id="g",
+        task_id="g",
+    )
+    policy, (packed_one,) = policy_of(toy_model_dir), pack([one], 400)
+    logprob = policy.score(packed_one).logprobs_E
+    logprob.sum().backward()
+    plain = AutoModelForCausalLM.from_pretrained(toy_model_dir)
+    logits_V = plain(input_ids=torch.tensor([PROMPT])).logits[0, -1]
+    logits_V.retain_grad()
+    a, b, c = (2.0 * logits_V[i] for i in (60, 70, 75))
+    expected = b - torch.log(a.exp() + b.exp() + c.exp())
+    expected.backward()
+    assert logits_V.grad.nonzero().flatten().tolist() == [60, 70, 75]
+    assert logprob.item() == pytest.approx(expected.item(), abs=1e-5)
+    for (name, mine), (_, theirs) in zip(policy.parameters(), plain.named_parameters(), strict=True):
+        torch.testing.assert_close(
+            mine.grad, theirs.grad, atol=1e-5, rtol=1e-3, msg=lambda said, name=name: name + said
+        )
 
 
 def test_a_step_compares_all_tokens_and_without_supports_it_is_refused(toy_model_dir, rollouts):
@@ -123,8 +140,8 @@ def test_a_step_compares_all_tokens_and_without_supports_it_is_refused(toy_model
     values = make_trainer(toy_model_dir, None).train_step([batch]).values
     assert values["logprob_gap_tokens"] == sum(int(one.loss_mask_T.sum()) for one in rollouts)
     assert values["logprob_gap_max"] < 1e-4
+    bare = Batch(experiences=tuple(replace(one, supports={}) for one in rollouts))
     with pytest.raises(ParityError):
-        bare = Batch(experiences=tuple(replace(one, supports={}) for one in rollouts))
         make_trainer(toy_model_dir, None).train_step([bare])
 
 
