@@ -102,6 +102,13 @@ def test_without_supports_they_do_not_agree(toy_model_dir, rollouts):
     assert gaps(toy_model_dir, [replace(one, supports={}) for one in rollouts]).max() > 0.1
 
 
+def test_a_constraint_and_top_p_together(engine, toy_model_dir):
+    """The constraint alone leaves too much. Break: take the constraint only of a call that has both."""
+    found = sample(engine, [TRUNCATED] * 2, ANSWER)
+    assert gaps(toy_model_dir, found).max() < 1e-5
+    assert gaps(toy_model_dir, [replace(one, supports={}) for one in found]).max() > 0.1
+
+
 def test_a_token_is_scored_and_pushed_among_its_support_alone(toy_model_dir, rollouts):
     """By hand: with the ids 60, 70 and 75 kept and the logits a, b, c at temperature 0.5, log p of 70 is
     2b - log(e^2a + e^2b + e^2c). Its gradient by these logits is 2 (-p_60, 1 - p_70, -p_75), and 0 by any other."""

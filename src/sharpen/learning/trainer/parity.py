@@ -94,7 +94,7 @@ class LogprobGap:
         self._compared: list[LogprobPairs] = []
 
     def add(self, pack: Pack, logprobs_E: torch.Tensor) -> None:
-        """Compare the entries whose token was sampled by `version` from the whole distribution."""
+        """Compare the entries whose token was sampled by `version` from a distribution that is known."""
         chosen = np.flatnonzero(pack.comparable_E(self.version))
         if not len(chosen):
             return
