@@ -84,6 +84,9 @@ def test_the_certificate_sees_a_support_that_is_lost_or_another(tmp_path, toy_mo
     found = certify(run_dir)
     assert not found.holds
     assert any("is not in its recorded support" in one for one in found.problems)
+    with closing(sqlite3.connect(run_dir / "run.db")) as connection, connection:
+        connection.execute("UPDATE call_supports SET vocab_size = 1 << 40")
+    assert any(f"supports among {1 << 40} ids are recorded" in one for one in certify(run_dir).problems)
 
 
 def test_a_journal_without_supports_is_read_and_its_tokens_are_not_compared(tmp_path, toy_model_dir):

@@ -35,9 +35,16 @@ def constraint_check(folder: Path) -> Callable[[Rollout, Call], str | None]:
 
         return LLMatcher(vocabulary(), grammar, log_level=0)
 
+    @functools.cache
+    def num_ids() -> int:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return int(config.get_text_config().vocab_size)
+
     def check(rollout: Rollout, call: Call) -> str | None:
         where = f"rollout {rollout.id}, call {call.index}"
-        if call.supports is not None and (wrong := _wrong_support(call, call.supports)):
+        if call.supports is not None and (wrong := _wrong_support(call, call.supports, num_ids())):
             return f"{where}: {wrong}"
         if call.constraint is None:
             return None
@@ -55,8 +62,10 @@ def constraint_check(folder: Path) -> Callable[[Rollout, Call], str | None]:
     return check
 
 
-def _wrong_support(call: Call, supports: Supports) -> str | None:
-    """Say what is wrong with the supports of a call's tokens, if anything."""
+def _wrong_support(call: Call, supports: Supports, num_ids: int) -> str | None:
+    """Say what is wrong with the supports of a call's tokens, if anything. `num_ids` are those of the model."""
+    if supports.vocab_size != num_ids:
+        return f"supports among {supports.vocab_size} ids are recorded, but the model has {num_ids}"
     sizes, num_bytes, at = supports.sizes_S.tolist(), -(-supports.vocab_size // 8), 0
     if len(sizes) != len(call.sampled_ids_S) or sum(sizes) != len(supports.packed) or min(sizes, default=1) < 1:
         return f"supports of {len(sizes)} tokens are recorded for {len(call.sampled_ids_S)}, or parts of them"
