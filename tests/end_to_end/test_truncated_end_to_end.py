@@ -95,6 +95,7 @@ def test_a_journal_without_supports_is_read_and_its_tokens_are_not_compared(tmp_
         assert connection.execute("DELETE FROM call_supports").rowcount > 0
     found = certify(run_dir)
     assert any("tokens sampled with top_p or top_k" in one for one in found.not_recomputed)
+    assert not found.holds, "these are not the records that were trained"
     (group, *_) = read_groups(run_dir / "run.db")
     with pytest.raises(SamplingError, match="did not record which tokens that left"):
         merge(group.rollouts[0])
