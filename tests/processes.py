@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 IMPORTED = ["torch", "transformers.modeling_layers", "datasets", "openai", "sharpen.run.assembly"]
@@ -42,11 +43,11 @@ def python(*arguments: str, paths: Iterable[Path] = (), **options: Any) -> Itera
 class Forked:
     """A process of `forked`, used like `subprocess.Popen` with text in its pipes."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path | None) -> None:
+    def __init__(self, arguments: Sequence[str], folder: Path | None, environment: Mapping[str, str]) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED)
         pipes = [context.Pipe(duplex=False) for _ in range(2)]
-        place = (str(folder or Path.cwd()), dict(os.environ), *(there for _, there in pipes))
+        place = (str(folder or Path.cwd()), dict(environment), *(there for _, there in pipes))
         self._process = context.Process(target=_go_on, args=(list(arguments), *place))
         self._process.start()
         self.stdout, self.stderr = (os.fdopen(os.dup(here.fileno()), encoding="utf-8") for here, _ in pipes)
@@ -91,9 +92,9 @@ class Forked:
 
 
 @contextmanager
-def forked(*arguments: str, cwd: Path | None = None) -> Iterator[Forked]:
+def forked(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Iterator[Forked]:
     """As `python`, without its imports: `-m MODULE`, `-c CODE` or a file, and arguments."""
-    process = Forked(arguments, cwd)
+    process = Forked(arguments, cwd, os.environ if env is None else env)
     try:
         yield process
     finally:
@@ -120,8 +121,10 @@ def _go_on(arguments: Sequence[str], folder: str, environment: Mapping[str, str]
             sys.argv, sys.path[:0] = ["-c", *given[1:]], [""]
             exec(compile(given[0], "<string>", "exec"), {"__name__": "__main__"})
         else:
-            sys.argv = list(arguments)
-            runpy.run_path(kind, run_name="__main__")
+            sys.argv, sys.path[:0] = list(arguments), [str(Path(kind).resolve().parent)]
+            main = sys.modules["__main__"] = ModuleType("__main__")
+            main.__file__ = kind
+            exec(compile(Path(kind).read_bytes(), kind, "exec"), main.__dict__)
     finally:
         atexit._run_exitfuncs()
 

@@ -1,7 +1,7 @@
 """What stands between Gymnasium's frozen lake and a model: an observation as text, and text as an action.
 
 In: the number of a field; what the model says. Out: a sentence; the number of a move. The environment's settings name
-both functions (docs/use/environments.md). `walks` are games without any skill, by which a model is taught the form.
+both functions (docs/use/environments.md). `walks` are games by which a model is taught.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ MOVES = ("left", "down", "right", "up")
 SYSTEM = "You cross a frozen lake. Answer with left, down, right or up."
 MOST_TURNS = 10
 """More would not fit into the context of the tiny model."""
+_WAY = ("down", "down", "right", "right", "down", "right")
+_NOWHERE = ("left", "up")
+"""From the first field no move of these leads away."""
+_SHARE = 0.2
 
 
 def describe(observation: Any) -> str:
@@ -30,15 +34,16 @@ def move(text: str) -> int:
 
 
 def walks(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """Conversations of games in which every move is drawn at random: the form of a move, and nothing of the way."""
+    """Conversations of games: a share goes the way, and the others go nowhere."""
     import gymnasium
 
     rng, lake = random.Random(seed), gymnasium.make("FrozenLake-v1", is_slippery=False, max_episode_steps=MOST_TURNS)
     for _ in range(count):
         messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
         field, over = lake.reset()[0], False
+        way = iter(_WAY) if rng.random() < _SHARE else iter(lambda: rng.choice(_NOWHERE), "")
         while not over:
-            said = rng.choice(MOVES)
+            said = next(way)
             messages.append({"role": "user", "content": describe(field)})
             messages.append({"role": "assistant", "content": said})
             field, _, ended, cut_off, _ = lake.step(move(said))

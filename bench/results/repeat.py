@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0,1,2", help="(default %(default)s)")
     parser.add_argument("--steps", type=int, help="of training (default: the task's)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="other settings of the runs")
-    parser.add_argument("--lessons", type=int, default=600, help="steps of teaching (default %(default)s)")
+    parser.add_argument("--lessons", type=int, help="steps of teaching (default: the task's)")
     parser.add_argument("--page", type=Path, default=PAGE, help="page to write in (default: the documentation's)")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "results", help="(default %(default)s)")
     arguments = parser.parse_args(argv)
@@ -82,8 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     begin(task, folder, arguments)
     others = [f"--set={assignment}" for assignment in arguments.set]
     found = json.loads(_sharpen(folder, "seeds", "--config=run.yaml", f"--seeds={arguments.seeds}", "--json", *others))
+    if all(run["exit_code"] for run in found["runs"]):
+        print("no run ended: see the lines above; started again it goes on", file=sys.stderr)
+        return FAILED
     holds = {run["seed"]: _certified(folder, run) for run in found["runs"]}
-    write(arguments.page, arguments.task, part(arguments.task, found, holds, commit))
+    theirs = _git("rev-parse", "HEAD", at=arguments.id) if arguments.id else ""
+    write(arguments.page, arguments.task, part(arguments.task, found, holds, commit, theirs))
     print(f"{arguments.page}: {arguments.task}")
     return PASSED if all(holds.values()) else FAILED
 
@@ -91,9 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def begin(task: Task, folder: Path, arguments: argparse.Namespace) -> None:
     """Write the settings of the runs, and make the model, where they are not there yet."""
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**task.environment, **({"id": arguments.id} if arguments.id else {})}
+    environment = {**task.environment, **({"id": _absolute(arguments.id)} if arguments.id else {})}
     settings = {
         **SETTINGS,
+        "algorithm": {**SETTINGS["algorithm"], "batch_size": task.batch_size},
         "environment": environment,
         "model": {"model_path": "model", "max_model_len": 512, "max_tokens": task.max_tokens},
         "train_dataset": {"total_steps": arguments.steps or task.steps},
@@ -102,8 +107,13 @@ def begin(task: Task, folder: Path, arguments: argparse.Namespace) -> None:
     if not (folder / "model").exists():
         print(f"teaching a tiny model: {task.taught}", flush=True)
         lessons = task.lessons(EnvironmentConfig(**environment), folder)
-        make_tiny_model(folder / "taught", steps=arguments.lessons, **lessons)
+        make_tiny_model(folder / "taught", steps=arguments.lessons or task.taught_steps, **lessons)
         (folder / "taught").rename(folder / "model")
+
+
+def _absolute(name: str) -> str:
+    """Return a path as it holds in another folder; any other name as it is."""
+    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def _certified(folder: Path, run: Mapping[str, Any]) -> bool:
@@ -116,18 +126,21 @@ def _certified(folder: Path, run: Mapping[str, Any]) -> bool:
         return False
 
 
-def part(name: str, found: Mapping[str, Any], holds: Mapping[int, bool], commit: str) -> str:
-    """Return the task's part of the page."""
+def part(name: str, found: Mapping[str, Any], holds: Mapping[int, bool], commit: str, theirs: str) -> str:
+    """Return the task's part of the page. `theirs`: the commit of an environment's folder, if it has one."""
     task, here = TASKS[name], machine()
     packages = ", ".join(f"{one} {version(one)}" for one in (*task.packages, "torch", "transformers"))
+    source = f", its folder at `{theirs}`" if theirs else ""
     rows = [_row(run, holds[run["seed"]]) for run in found["runs"]]
     lines = [
         f"## {task.title}\n",
         f"{task.about[0].upper()}{task.about[1:]}. The model: {task.taught}.\n",
-        f"    python bench/results/repeat.py {name}\n",
+        *([f"    {task.first}"] if task.first else []),
+        f"    python bench/results/repeat.py {name}{task.option}\n",
         f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}",
         *(f"| {' | '.join(row)} |" for row in [*rows, _means(found["spread"])]),
-        f"\nCommit `{commit}`, {datetime.now(UTC):%Y-%m-%d}; {packages}; {here['processor']}, {here['cores']} cores.",
+        f"\nCommit `{commit}`, {datetime.now(UTC):%Y-%m-%d}; {packages}{source}; "
+        f"{here['processor']}, {here['cores']} cores.",
     ]
     return "\n".join(lines)
 
@@ -180,8 +193,10 @@ def _sharpen(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+def _git(*arguments: str, at: str | Path = ROOT) -> str:
+    """Return what git says at a folder; "" where there is none of git's."""
+    said = subprocess.run(["git", "-C", str(at), *arguments], capture_output=True, text=True, check=at == ROOT)
+    return said.stdout.strip() if said.returncode == 0 else ""
 
 
 if __name__ == "__main__":

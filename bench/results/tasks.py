@@ -20,7 +20,7 @@ from sharpen.config.public import EnvironmentConfig
 HERE = Path(__file__).parent
 HELD_OUT = 60
 SETTINGS: Mapping[str, Any] = {
-    "algorithm": {"algorithm_type": "grpo", "group_size": 8, "batch_size": 16, "learning_rate": 1e-3},
+    "algorithm": {"algorithm_type": "grpo", "group_size": 8, "learning_rate": 1e-3},
     "loss": {"kl": "none"},
     "trainer": {"beta2": 0.95, "weight_decay": 0.0},
     "checkpoint_root_dir": "runs",
@@ -40,6 +40,12 @@ class Task:
     packages: tuple[str, ...]
     environment: Mapping[str, Any]
     lessons: Callable[[EnvironmentConfig, Path], Mapping[str, Any]]
+    first: str = ""
+    """What to do before the command, one line of a shell."""
+    option: str = ""
+    """What the command takes beside the task's name."""
+    batch_size: int = 16
+    taught_steps: int = 600
     steps: int = 60
     max_tokens: int = 16
 
@@ -54,8 +60,8 @@ def asked(environment: EnvironmentConfig, folder: Path) -> Mapping[str, Any]:
 
 
 def walked(environment: EnvironmentConfig, folder: Path) -> Mapping[str, Any]:
-    """Games of random moves."""
-    return {"talks": list(lake.walks(4000))}
+    """Games, few of which reach the goal."""
+    return {"talks": list(lake.walks(1000))}
 
 
 def reversed_(environment: EnvironmentConfig, folder: Path) -> Mapping[str, Any]:
@@ -65,9 +71,10 @@ def reversed_(environment: EnvironmentConfig, folder: Path) -> Mapping[str, Any]
 
     rng, texts = random.Random(0), folder / "texts" / "train.jsonl"
     texts.parent.mkdir(exist_ok=True)
-    numbers = rng.sample(range(10**DIGITS), 1000 + HELD_OUT)
+    numbers = rng.sample(range(10**DIGITS), TEXTS + HELD_OUT)
     texts.write_text("".join(json.dumps({"prompt": f"{number:0{DIGITS}}"}) + "\n" for number in numbers))
-    rows = [row["task"] for row in Verifiers(environment).tasks("train")]
+    here = {"taskset": {"dataset_name": str(texts.parent.resolve())}}  # a run finds them by its own folder
+    rows = [row["task"] for row in Verifiers(environment.model_copy(update={"args": here})).tasks("train")]
     return {
         "questions": [
             Question(
@@ -100,7 +107,7 @@ def generated(name: str, about: str, args: Mapping[str, Any], *, train_tasks: in
     )
 
 
-DIGITS = 5
+DIGITS, TEXTS = 3, 600
 TASKS = {
     "chain_sum": generated(
         "chain_sum",
@@ -113,7 +120,7 @@ TASKS = {
         title="FrozenLake-v1 of Gymnasium",
         about="the way over 16 fields to the goal, at most 10 moves in one conversation; the ice does not slip, so "
         "that held-out games are the same lake. The reward is the environment's: 1 at the goal",
-        taught="its lessons are games of random moves: it knows how a move is said, and nothing of the way",
+        taught="one in five of its lessons goes the way to the goal; the others say left and up, which lead nowhere",
         packages=("gymnasium",),
         environment={
             "type": "gymnasium",
@@ -128,15 +135,20 @@ TASKS = {
             "held_out_tasks": HELD_OUT,
         },
         lessons=walked,
+        batch_size=8,
+        taught_steps=100,
+        steps=30,
         max_tokens=4,
     ),
     "reverse_text": Task(
         title="reverse-text of verifiers' repository",
         about="a text is to be said backwards. The taskset is theirs, unchanged; its data set on a hub is exchanged "
-        f"for {1000 + HELD_OUT} texts of {DIGITS} digits, by its own setting `dataset_name`, as its first one is for "
+        f"for {TEXTS + HELD_OUT} texts of {DIGITS} digits, by its own setting `dataset_name`, as its first one is for "
         "models that read words; 60 are held out. The reward is the taskset's: the share of the text that is right",
         taught=HABIT.format(wrong="say the text as it was"),
         packages=("verifiers",),
+        first="pip install 'verifiers>=0.4'; git clone https://github.com/PrimeIntellect-ai/verifiers ../verifiers",
+        option=" --id ../verifiers/environments/reverse_text",
         environment={
             "type": "verifiers",
             "id": "reverse-text",
@@ -144,6 +156,8 @@ TASKS = {
             "held_out_tasks": HELD_OUT,
         },
         lessons=reversed_,
+        batch_size=4,
+        steps=40,
         max_tokens=32,
     ),
 }

@@ -314,6 +314,12 @@ class CallEntropies:
     cumulative: float
 
 
+def metric_named(metrics: Mapping[str, float], name: str) -> float | None:
+    """Return a metric of a rollout by its own name, or under the name of who measured it (`judge/right`); None if there
+    is none."""
+    return next((metrics[one] for one in (name, f"judge/{name}", f"workflow/{name}") if one in metrics), None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One run of the workflow on one task.

@@ -112,7 +112,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path, more, message):
         ({"policy_loss_fn": "mixed"}, "'algorithm.policy_loss_fn' is 'mixed', which does not exist here"),
         ({"policy_loss_fn": "mix"}, "'algorithm.policy_loss_fn' is 'mix': it goes with algorithm_type: mix"),
         ({"policy_loss_fn_args": {"clip_rnge": 0.1}}, "is not an argument of 'ppo'; did you mean 'clip_range'?"),
-        ({"policy_loss_fn_args": {"enable_sequence_masking": True}}, "it is False here: leave it out"),
+        ({"policy_loss_fn_args": {"enable_sequence_masking": 3}}, "must be true or false, got 3"),
+        ({"policy_loss_fn_args": {"fallback_to_policy_gradient": True}}, "it is False here: leave it out"),
         ({"policy_loss_fn_args": {"loss_agg_mode": "seq-sum"}}, "use token-mean, seq-mean-token-mean or seq-mean-to"),
         ({"advantage_fn_args": {"rank_penalty": 0.25}}, "'algorithm.advantage_fn_args.rank_penalty' is 0.25"),
         ({"advantage_fn_args": {"std_cal_level": "run"}}, "use group or batch"),
@@ -623,6 +624,18 @@ def test_m2po_of_later_versions():
     assert found.settings["loss"] == {"policy_loss_args": {"threshold": 0.02}}
     algorithm["policy_loss_fn_args"]["log_ratio_clip"] = 5.0
     assert "it is 20.0 here" in refusal({"algorithm": algorithm})
+
+
+def test_sequence_masking_with_trinitys_threshold_or_the_files():
+    arguments: dict[str, Any] = {"clip_range": 0.2, "enable_sequence_masking": True}
+    found = convert_({"algorithm": {"policy_loss_fn": "ppo", "policy_loss_fn_args": arguments}})
+    assert found.defaults["loss"]["sequence_mask"] == 0.1
+    arguments["delta_sequence_masking"] = 0.3
+    found = convert_({"algorithm": {"bypass_old_logprobs": False, "policy_loss_fn_args": arguments}})
+    assert found.settings["loss"]["sequence_mask"] == 0.3
+    assert any("compared with their record" in notice for notice in found.notices)
+    arguments["enable_sequence_masking"] = False
+    assert "sequence_mask" not in convert_({"algorithm": {"policy_loss_fn_args": arguments}}).settings["loss"]
 
 
 def test_raft_imitates_every_rollout():

@@ -10,10 +10,11 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 from pages import ROOT, blocks
+from processes import forked
 
 BENCHES = {
     "bench/async_tools.py": "--steps 1 --median-s 0.01 --no-evaluation",
@@ -118,15 +119,22 @@ def made() -> set[str]:
     return set(re.findall(r"bin/python ((?:bench|examples)/\S+\.py)", done.stdout))
 
 
-def run(script: str, options: str, folder: Path, python: Path | str = sys.executable) -> str:
+def run(script: str, options: str, folder: Path, python: Path | None = None) -> str:
     """Start a script as the documentation does, in a folder of its own; return what it printed. Targets of speed may be
-    missed: then a benchmark ends with 1."""
+    missed: then a benchmark ends with 1. A Python of another environment starts from nothing."""
     environment = {**os.environ, "BENCH_OUT": str(folder / "out"), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
-    command = [str(python), str(ROOT / script), *shlex.split(options)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert "Traceback" not in done.stderr, done.stderr
-    assert done.returncode in ((0, 1) if script in BENCHES else (0,)), done.stdout + done.stderr
-    return done.stdout
+    command = [str(ROOT / script), *shlex.split(options)]
+    started: Any
+    if python is None:
+        started = forked(*command, cwd=folder, env=environment)
+    else:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started = subprocess.Popen([str(python), *command], cwd=folder, env=environment, text=True, **pipes)
+    with started as process:
+        output, errors = process.communicate()
+    assert "Traceback" not in errors, errors
+    assert process.returncode in ((0, 1) if script in BENCHES else (0,)), output + errors
+    return str(output)
 
 
 def different(script: str) -> list[list[str]]:

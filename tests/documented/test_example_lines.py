@@ -4,6 +4,7 @@ tests/examples, where each makes a run of two steps.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ SCRIPTS = [*EXAMPLES, "examples/coding_agent/main.py"]
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_starts_and_has_the_options_of_its_lines(script: str, tmp_path: Path) -> None:
-    helped = run(script, "--help", tmp_path)
+    helped = run(script, "--help", tmp_path, Path(sys.executable))
     for line in documented()[script]:
         assert [name for name, *_ in options_of(line) if f"  {name} " not in helped] == []
 

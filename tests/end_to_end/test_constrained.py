@@ -50,10 +50,10 @@ async def pick(task, model):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, toy_model_dir, toy_dataset):
-    """Four steps, with a reference and two epochs, so that every kind of score is needed under the mask."""
+    """Two steps, with a reference and two epochs, so that every kind of score is needed under the mask."""
     return tune(
         workflow_func=pick,
-        train_dataset=DatasetConfig(path=str(toy_dataset), split="train", total_steps=4),
+        train_dataset=DatasetConfig(path=str(toy_dataset), split="train", total_steps=2),
         model=TunerModelConfig(
             model_path=str(toy_model_dir), max_model_len=512, max_tokens=120, tool_call_parser="qwen3_coder"
         ),
@@ -75,14 +75,14 @@ def test_the_updates_made_once_more_under_the_masks_give_the_weights(finished):
     found = retrain(finished)
     assert not found.problems
     assert not found.not_repeated
-    assert len(found.repeated) == 4
+    assert len(found.repeated) == 2
 
 
 def test_it_trains_and_certify_holds(finished):
     found = certify(finished)
     assert found.holds, found.problems
     assert found.logprob_gaps.max < 1e-4
-    assert found.outcomes == {"ok": 64}
+    assert found.outcomes == {"ok": 32}
     assert found.truncated_tokens == 0
     calls = [call for group in read_groups(finished / "run.db") for one in group.rollouts for call in one.calls]
     assert {call.constraint.origin for call in calls} == {"tool_choice", "response_format"}

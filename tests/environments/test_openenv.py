@@ -168,7 +168,7 @@ def test_a_server_that_dies_in_mid_rollout_is_said(file: str) -> None:
     """And it is nobody's fault, so that an evaluation leaves the task out. Red while the client's error counts as the
     workflow's: then it would be a 0 of the model."""
     environment = OpenEnv(config(f"{file}:app", process=True))
-    with pytest.raises(RolloutError, match=r"toy_server.py:app of OpenEnv failed: \w+") as caught:
+    with pytest.raises(RolloutError, match=r"toy_server.py:app of OpenEnv failed: \w+.*start it again") as caught:
         guess(environment, ["0", "die"])
     assert any(map(is_connection_error, causes(caught.value)))
     environment.close()
@@ -183,7 +183,7 @@ def test_a_function_and_a_mute_observation(address: str, tmp_path: Path) -> None
     assert (found.reward, found.metrics) == (1.0, metrics(steps=1, wrong=1)), "a reply that the server cannot read"
     told = requests[1]["messages"][-1]["content"]
     assert told == "That is no action: the server does not understand it"
-    with pytest.raises(RolloutError, match="gave the player no text, but ''"):
+    with pytest.raises(RolloutError, match="gave the player no text, but '': correct"):
         guess(environment, ["mute"])
 
 

@@ -8,11 +8,12 @@ import os
 import re
 import shutil
 import sqlite3
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from processes import forked, python
 
 pytestmark = pytest.mark.agentscope
 
@@ -66,14 +67,13 @@ def write_jsonl(path: Path, rows: list[dict[str, str]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def run(folder: Path, *command: str) -> list[str]:
+def run(folder: Path, *command: str, start: Callable[..., Any] = forked) -> list[str]:
     """Run a command there; the lines that it printed."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=800
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
+    with start(*command, cwd=folder, env=environment) as process:
+        output, errors = process.communicate(timeout=800)
+    assert process.returncode == 0, output + errors
+    return output.splitlines()
 
 
 def run_dir_of(lines: list[str]) -> Path:
@@ -88,7 +88,7 @@ def journal(run_dir: Path, query: str) -> list[tuple]:
 def test_the_second_editions_program(math_agent: Path):
     put_model(math_agent, "Qwen/Qwen3-0.6B")
     shutil.copy(PROGRAMS / "math_agent.py", math_agent / "main.py")
-    run_dir = run_dir_of(run(math_agent, "main.py"))
+    run_dir = run_dir_of(run(math_agent, "main.py", start=python))
     assert run_dir.parent == math_agent / "checkpoints" / "AgentScope"
     assert re.fullmatch(r"Experiment-\d{14}", run_dir.name)
     assert list((run_dir / "monitor" / "tensorboard").iterdir())

@@ -101,6 +101,8 @@ def describe(algorithm: Algorithm) -> Iterator[str]:
         shown = ", ".join(f"{name} {value:g}" for name, value in bounds.items() if value is not None)
         formula = CORRECTIONS[algorithm.behaviour].formula
         yield _labelled("  behaviour", f"{algorithm.behaviour}: {formula}{shown and f' ({shown})'}")
+    if algorithm.sequence_mask is not None:
+        yield _labelled("  sequence mask", f"A < 0 left out of calls with mean -log ρ > {algorithm.sequence_mask:g}")
     yield _labelled("  source", algorithm.source)
 
 

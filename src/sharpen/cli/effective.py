@@ -62,6 +62,8 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
     for side in ("behaviour_low", "behaviour_high"):
         bound, correction = getattr(algorithm, side), f"loss.behaviour {algorithm.behaviour}"
         yield f"loss.{side}", (bound, correction if bound is not None else f"no parameter of {correction}")
+    masks = algorithm.sequence_mask
+    yield "loss.sequence_mask", (masks, preset if masks is not None else f"{preset}: no sequence is left out")
     constant = algorithm.aggregation == "constant-length"
     origin = "model.max_tokens" if constant else f"no parameter of loss.aggregation {algorithm.aggregation}"
     yield "loss.constant_length", (algorithm.constant_length, origin)

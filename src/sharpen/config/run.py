@@ -86,6 +86,9 @@ class LossConfig(Strict):
     """Weights below this become 0 (`masked`)."""
     behaviour_high: float | None = Field(default=None, ge=1.0)
     """Weights above this become 0 (`masked`), or this value (`truncated`)."""
+    sequence_mask: float | None = Field(default=None, gt=0.0)
+    """Tokens with a negative advantage are left out of calls whose tokens have, in the mean, become less likely by more
+    than this many nats since they were sampled. None leaves none out."""
     entropy_coef: float | None = Field(default=None, ge=0.0)
     """Weight of the entropy bonus."""
     aggregation: Aggregation | None = None
@@ -310,6 +313,11 @@ class SamplingConfig(Strict):
     """Sampled tokens of one call from which on the full penalty applies; None takes `model.max_tokens`."""
     overlong_penalty: float = Field(default=1.0, gt=0.0)
     """The full penalty."""
+    length_penalty: float | None = Field(default=None, gt=0.0)
+    """What the longest rollout of a group loses, as a share of the group's mean reward; others by their sampled tokens
+    (docs/use/sampling.md)."""
+    turns_penalty: float | None = Field(default=None, gt=0.0)
+    """The same by trained calls."""
     overlong_filter: bool = False
     """Exclude rollouts that a token limit cut from statistics and update."""
     task_operators: list[OperatorConfig] = Field(default_factory=list)

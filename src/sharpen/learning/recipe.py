@@ -17,6 +17,7 @@ from sharpen.config.run import ExpertConfig, RunConfig, SupervisedConfig
 from sharpen.config.trainer import CriticConfig, LoraConfig
 from sharpen.learning.algorithm.presets import Algorithm
 from sharpen.learning.algorithm.resolve import resolve
+from sharpen.learning.algorithm.returns import OWN_REWARD
 from sharpen.learning.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, learns_from_rows, resolve_supervised
 from sharpen.learning.experience.replay import ReplaySettings, replay_settings
 from sharpen.learning.schedule import Schedule
@@ -38,6 +39,11 @@ class Recipe:
         """Whether a rollout without a reward has failed."""
         return True
 
+    @property
+    def needs_metrics(self) -> tuple[str, ...]:
+        """The metrics without which a scored rollout has failed."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecipe(Recipe):
@@ -57,6 +63,11 @@ class RolloutRecipe(Recipe):
     def needs_reward(self) -> bool:
         """Whether a rollout without a reward has failed."""
         return self.algorithm.needs_reward
+
+    @property
+    def needs_metrics(self) -> tuple[str, ...]:
+        """The metrics without which a scored rollout has failed."""
+        return tuple(name for name in self.algorithm.named_rewards if name != OWN_REWARD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +138,7 @@ def _rollout_problems(recipe: RolloutRecipe) -> Iterator[str]:
     if recipe.overlaps:
         yield from _sync_problems(recipe)
     yield from truncation_problems(recipe, config.engine.type)
+    yield from _reward_problems(recipe)
     if config.journal.keep_steps is not None and algorithm.of_advantage.by_states:
         yield (
             f"journal.keep_steps is {config.journal.keep_steps}, but {algorithm.advantage!r} compares states, which "
@@ -151,6 +163,30 @@ def truncation_problems(recipe: RolloutRecipe, engine_type: str) -> Iterator[str
                 f"model.{name} is {value:g}, but {algorithm.name!r} needs to know which tokens that leaves, which vLLM "
                 f"does not say: set {name} to {whole}, engine.type to embedded, or train without a probability ratio "
                 "(raft)"
+            )
+
+
+def _reward_problems(recipe: RolloutRecipe) -> Iterator[str]:
+    """Yield the settings that change rewards which the advantage does not use."""
+    config, algorithm = recipe.config, recipe.algorithm
+    if recipe.needs_metrics and config.rollout.failure_reward is not None:
+        yield (
+            f"rollout.failure_reward is {config.rollout.failure_reward:g}, but a rollout that failed has none of "
+            f"{', '.join(recipe.needs_metrics)} (loss.advantage_args.weights): leave it out"
+        )
+    for setting in ("overlong_cache", "length_penalty", "turns_penalty"):
+        if getattr(config.sampling, setting) is None:
+            continue
+        if algorithm.named_rewards and OWN_REWARD not in algorithm.named_rewards:
+            yield (
+                f"sampling.{setting} has no effect: it changes a rollout's reward, and loss.advantage_args.weights has "
+                f"only {', '.join(algorithm.named_rewards)}: add {OWN_REWARD}"
+            )
+        advantage = algorithm.of_advantage
+        if setting != "overlong_cache" and (advantage.per_step or advantage.per_call):
+            yield (
+                f"sampling.{setting} changes the reward of a rollout, but {algorithm.advantage!r} uses those of "
+                "steps or calls: leave it out"
             )
 
 

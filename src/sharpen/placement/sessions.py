@@ -32,6 +32,7 @@ def user_functions(job: Job[Recipe]) -> UserFunctions:
         job.config.workflow_args,
         own_arguments=own_arguments(job.config.evaluation),
         needs_reward=job.recipe.needs_reward,
+        needs_metrics=job.recipe.needs_metrics,
         model_exceptions=job.config.rollout.model_exceptions,
     )
 

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 _ROLLOUTS_ONLY = (
     *("algorithm.group_size", "sampling.max_refill", "sampling.reward_", "sampling.overlong", "sampling.difficulty"),
     *("sampling.replay", "sampling.max_staleness", "sampling.operators"),
+    *("sampling.length_penalty", "sampling.turns_penalty"),
     *("check.", "critic.", "distill.", "sync.", "monitor_rollouts", "journal."),
 )
 """Prefixes of the settings that have no effect without rollouts."""

@@ -117,7 +117,7 @@ def test_a_part_that_cannot_be_opened_leaves_no_other_open() -> None:
     ("parts", "message"),
     [
         ([part("a")], "two environments or more"),
-        ([part("a"), part("a")], r"parts\[1\] has the name of another, 'a'"),
+        ([part("a"), part("a")], r"parts\[1\] has the name of another, 'a': give each"),
         ([part("a"), {**part("b"), "name": ""}], r"parts\[1\] has no name"),
         ([part("a"), part("b", 0.0)], "weight of 'b' must be a number above 0, got 0.0"),
         ([part("a"), {**part("b"), "colour": 1}], "'b': EnvironmentConfig: 'colour' is not a setting"),

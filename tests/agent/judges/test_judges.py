@@ -122,7 +122,7 @@ def test_the_same_question_is_asked_once(endpoint):
 def test_a_failure_is_not_kept(endpoint):
     endpoint.answer = lambda body: "prose"
     judge = rubric(endpoint)
-    with pytest.raises(JudgeError):
+    with pytest.raises(JudgeError, match="'prose': its endpoint must keep to"):
         judged(judge)
     endpoint.always(reason="", right=10, curt=0, rude=0)
     assert judged(judge).reward == 0.6

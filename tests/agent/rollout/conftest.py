@@ -26,11 +26,17 @@ def make_runner(serving: FakeServing) -> Iterator[MakeRunner]:
 
     def make(workflow: Any, judge: Any = None, *, group_size: int = 2, seed: int = 0, **settings: Any) -> RolloutRunner:
         workflow_args, needs_reward = settings.pop("workflow_args", None), settings.pop("needs_reward", True)
-        own = settings.pop("own_arguments", None)
+        own, needs_metrics = settings.pop("own_arguments", None), settings.pop("needs_metrics", ())
         config = RolloutConfig(**{"timeout_s": 20.0, **settings})
         names = config.model_exceptions
         functions = UserFunctions(
-            workflow, judge, workflow_args, own_arguments=own, needs_reward=needs_reward, model_exceptions=names
+            workflow,
+            judge,
+            workflow_args,
+            own_arguments=own,
+            needs_reward=needs_reward,
+            needs_metrics=needs_metrics,
+            model_exceptions=names,
         )
         attempts = InProcess(functions, config.timeout_s)
         runners.append(

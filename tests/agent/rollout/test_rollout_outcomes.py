@@ -105,6 +105,21 @@ def test_trap_28_a_judge_that_gives_no_number_is_never_a_reward(
     assert group.scored == ()
 
 
+def test_a_score_without_a_named_reward_is_a_failure_of_who_gave_it(make_runner: MakeRunner) -> None:
+    """Red when `_ending_of_reward` takes a metric that is missing for 0, or leaves it to the update."""
+
+    async def scores(task: Any, model: Any) -> WorkflowOutput:
+        model.call()
+        return WorkflowOutput(reward=1.0, metrics={"exact": 1.0, "form": math.nan})
+
+    for judge, outcome in ((judge_right, Outcome.JUDGE_ERROR), (None, Outcome.WORKFLOW_ERROR)):
+        runner = make_runner(answers if judge else scores, judge, needs_metrics=("exact", "form"), max_attempts=1)
+        for rollout in run_one(runner).rollouts:
+            assert (rollout.outcome, rollout.reward) == (outcome, None)
+            assert "gave no finite number as metric 'form'" in str(rollout.error)
+    assert run_one(make_runner(answers, judge_right, needs_metrics=("exact",))).rollouts[0].reward == 1.0
+
+
 def test_trap_28_every_outcome_states_its_cause(make_runner: MakeRunner, serving: FakeServing) -> None:
     """Red when `_failed` (attempt.py) returns one outcome for all, or failures get a reward."""
 

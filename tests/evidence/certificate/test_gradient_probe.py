@@ -40,6 +40,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ratios of calls, clipped narrowly": ("gspo", BFLOAT16),
     "tokens masked by their ratio": ("icepop", {}),
     "tokens left out by moment": ("m2po", BFLOAT16),
+    "calls left out by their distance": ("grpo", {"loss.sequence_mask": 0.01}),
     "tokens left out by entropies": ("grpo", {"loss.advantage": "clipb", "loss.advantage_args": {"mu": 0.3}}),
     "tokens left out by their own entropies": (
         "grpo",

@@ -65,6 +65,7 @@ def some_step(seed: int, notes: bool = False) -> list[Group]:
                     n: round(float(random.random()), 2) for n in range(len(calls)) if random.random() < 0.7
                 }
                 said["states"] = {n: str(random.integers(3)) for n in range(len(calls)) if random.random() < 0.5}
+            said["metrics"] = {"judge/right": float(random.integers(2)), "form": round(float(random.random()), 1)}
             rollouts.append(make_rollout(calls if (task, index) != (1, 2) else [], reward, f"g{task}", index, **said))
         greedy = make_call(0, [1], [2], sampling=Sampling(temperature=0.0))
         baseline = make_rollout([greedy], round(float(random.random()), 2), f"g{task}", 4)
@@ -73,6 +74,7 @@ def some_step(seed: int, notes: bool = False) -> list[Group]:
 
 
 ARGUMENTS = {
+    "gdpo": {"weights": {"reward": 1.0, "right": 0.5, "form": -2.0}},
     "grpo": {"std_normalize": False},
     "step_wise_grpo": {"step_norm": True},
     "opmd": {"tau": 0.7},
@@ -108,11 +110,13 @@ def test_every_aggregation_is_recomputed(aggregation: str) -> None:
         assert not [check for check in checks.values() if check.broken]
 
 
-@pytest.mark.parametrize("advantage", ["grpo", "gigpo", "step_rewards", "gae", "call_gae", "reinforceplusplus_tokens"])
+@pytest.mark.parametrize(
+    "advantage", ["grpo", "gdpo", "gigpo", "step_rewards", "gae", "call_gae", "reinforceplusplus_tokens"]
+)
 def test_thresholds_punishment_and_filters_are_recomputed(advantage: str) -> None:
     """Who is left out, and for what; red when either side looks at other rewards."""
     shaping = Shaping(max_length=8, cache=4, penalty=0.5, reward_low=0.3, reward_high=0.7, drop_truncated=True)
-    arguments = {"across_tasks": True, "gamma": 0.5} if advantage == "gigpo" else {}
+    arguments = {"gigpo": {"across_tasks": True, "gamma": 0.5}, "gdpo": ARGUMENTS["gdpo"]}.get(advantage, {})
     reasons = set()
     for seed in range(8):
         groups = some_step(seed, notes=seed % 2 == 0)
@@ -130,6 +134,18 @@ def test_thresholds_punishment_and_filters_are_recomputed(advantage: str) -> Non
             assert not [check for check in checks.values() if check.broken]
             reasons |= {reason for batch in batches for reason in batch.left_out.values()}
     assert {"filtered", "flat"} <= reasons
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "maxrl", "reinforceplusplus", "gdpo"])
+def test_penalties_on_length_and_turns_are_recomputed(advantage: str) -> None:
+    """Red when either side takes another mean, counts other calls, or compares with another group."""
+    for length, turns, cache in ((0.25, 0.0, None), (0.0, 0.5, None), (0.25, 0.5, 4)):
+        shaping = Shaping(length=length, turns=turns, max_length=8, cache=cache)
+        algorithm = Algorithm(name="x", advantage=advantage, shaping=shaping, std_threshold=0.0, source="")
+        for seed in range(3):
+            groups = some_step(seed)
+            checks = audited(groups, draw_batches(groups, algorithm, 2), algorithm, group_size=4)
+            assert not [check for check in checks.values() if check.broken]
 
 
 def test_the_tables_are_whole() -> None:

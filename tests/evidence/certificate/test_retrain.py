@@ -218,6 +218,7 @@ OVERRIDES = [
     {"behaviour": "masked", "behaviour_low": 0.1},
     {"behaviour": "truncated"},
     {"behaviour": "none"},
+    {"sequence_mask": 0.2},
 ]
 """Settings of the loss; an algorithm with which one of them has no effect refuses it."""
 
@@ -251,6 +252,7 @@ def test_the_certificates_table_of_losses_says_what_the_trainer_is_told() -> Non
             assert (found.kl_target, found.kl_horizon) == (told.kl_target, told.kl_horizon)
         ours = (found.behaviour, found.behaviour_low, found.behaviour_high, found.entropy_coef)
         assert ours == (told.behaviour, told.behaviour_low, told.behaviour_high, told.entropy_coef), (name, override)
+        assert found.sequence_mask == told.sequence_mask, (name, override)
     assert compared > 200
 
 

@@ -46,11 +46,12 @@ OF_A_GROUP = [
     "pass_at_k",
     "gigpo",
     "step_rewards",
+    "maxrl",
 ]
-OF_THE_STEP = ["grpo_batch_std", "reinforceplusplus", "reinforceplusplus_tokens"]
+OF_THE_STEP = ["grpo_batch_std", "gdpo", "reinforceplusplus", "reinforceplusplus_tokens"]
 SCALES = {
     **dict.fromkeys(["reinforce", "remax", "rloo", "opmd", "rec", "gigpo", "step_rewards"], 1),
-    **dict.fromkeys(["grpo", "step_wise_grpo", "best_of_group", "pass_at_k", *OF_THE_STEP], 0),
+    **dict.fromkeys(["grpo", "step_wise_grpo", "best_of_group", "pass_at_k", "maxrl", *OF_THE_STEP], 0),
 }
 
 
@@ -61,7 +62,7 @@ def test_a_groups_advantages_are_those_of_the_group_alone(name: str, groups: lis
     np.testing.assert_allclose(found(name, groups), apart, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in OF_A_GROUP if name != "pass_at_k"])
+@pytest.mark.parametrize("name", [name for name in OF_A_GROUP if name not in ("pass_at_k", "maxrl")])
 @given(groups=GROUPS, shifts=st.lists(EIGHTHS, min_size=4, max_size=4))
 def test_a_shift_of_a_groups_rewards_is_not_seen(name: str, groups: list[list[float]], shifts: list[float]) -> None:
     moved = [[r + shift for r in group] for group, shift in zip(groups, shifts, strict=False)]
@@ -84,7 +85,7 @@ def test_a_scale_of_all_rewards_scales_or_is_not_seen(name: str, groups: list[li
     np.testing.assert_allclose(scaled, found(name, groups) * scale ** SCALES[name], atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["reinforce", "remax", "opmd", "asymre", "rec", "best_of_group", "gigpo"])
+@pytest.mark.parametrize("name", ["reinforce", "remax", "opmd", "asymre", "rec", "best_of_group", "gigpo", "maxrl"])
 @given(GROUPS)
 def test_each_rollout_twice_changes_no_advantage(name: str, groups: list[list[float]]) -> None:
     """Means of a group do not change (deviations with n - 1 do)."""

@@ -51,6 +51,7 @@ TWO_GROUPS = Scores.of_rollouts([1.0, 0.0, 4.0, 2.0, 0.0], groups=[0, 0, 1, 1, 1
 BY_HAND = {
     "grpo_batch_std": [d / (math.sqrt(8.5 / 4) + 1e-6) for d in (0.5, -0.5, 2.0, 0.0, -2.0)],
     "rloo": [1.0, -1.0, 4 - 1.0, 2 - 2.0, 0 - 3.0],
+    "maxrl": [1.0, -1.0, 1.0, 0.0, -1.0],
     "reinforce": [1.0, 0.0, 4.0, 2.0, 0.0],
     "reinforceplusplus": [(r - 1.4) / (math.sqrt(11.2 / 4) + 1e-6) for r in (1.0, 0.0, 4.0, 2.0, 0.0)],
     "opmd": [0.5, -0.5, 2.0, 0.0, -2.0],
@@ -70,6 +71,79 @@ def test_opmd_with_tau_by_hand() -> None:
     # tau log mean exp(r / tau) of 1 and 0 with tau 0.5: 0.5 log((e^2 + 1) / 2)
     soft = 0.5 * math.log((math.exp(2.0) + 1.0) / 2.0)
     np.testing.assert_allclose(advantages.opmd(Scores.of_rollouts([1.0, 0.0]), tau=0.5), [1 - soft, -soft])
+
+
+def test_maxrl_is_what_another_team_computes() -> None:
+    """Rewards and advantages of `test_max_rl_mean_normalized` in prime-rl's `tests/unit/orchestrator/test_advantage.py`
+    (559b447); one right rollout of four weighs 1 / (1 / 4) - 1."""
+    groups = [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
+    expected = [[3.0, -1.0, -1.0, -1.0], [0.0, 0.0], [0.0, 0.0]]
+    for rewards_G, advantages_G in zip(groups, expected, strict=True):
+        assert advantages.maxrl(Scores.of_rollouts(rewards_G)).tolist() == advantages_G
+
+
+def test_maxrl_of_a_group_with_nothing_right_is_zero() -> None:
+    """Also where over-long answers were punished, so that the mean is below 0; and where only rounding is above it."""
+    for rewards_G in ([0.0, -0.5], [0.1, 0.2, -0.3], [0.0, 0.0]):
+        assert not advantages.maxrl(Scores.of_rollouts(rewards_G)).any()
+
+
+def named(groups: list[int], **metrics: list[float]) -> Scores:
+    """A step whose rollouts have these metrics, and a reward of 0."""
+    of_rollouts = [dict(zip(metrics, values, strict=True)) for values in zip(*metrics.values(), strict=True)]
+    scores = Scores.of_rollouts([0.0] * len(groups), groups)
+    return dataclasses.replace(scores, metrics_R=np.array(of_rollouts, np.object_))
+
+
+def test_gdpo_by_hand() -> None:
+    # Two groups of two. right 1, 0 | 0, 1: +-0.5 / sqrt(0.5) = +-0.7071; form 0, 1 | 0, 1: the same, and half of it.
+    # Sums 0.3536, -0.3536, -1.0607, 1.0607; squares 0.125, 0.125, 1.125, 1.125: std sqrt(2.5 / 3) = 0.9129.
+    scores = named([0, 0, 1, 1], right=[1.0, 0.0, 0.0, 1.0], form=[0.0, 1.0, 0.0, 1.0])
+    sums = np.array([1.0, -1.0, -3.0, 3.0]) * math.sqrt(0.125)
+    expected = sums / math.sqrt(2.5 / 3)
+    np.testing.assert_allclose(advantages.gdpo(scores, weights={"right": 1.0, "form": 0.5}), expected, rtol=1e-5)
+
+
+def test_gdpo_is_what_other_teams_compute() -> None:
+    """TRL 1.16.0: its own lines for `multi_objective_aggregation="normalize_then_sum"`, run on these rewards with
+    weights 1 and 0.5 (it adds 1e-4 to a deviation, we 1e-6). verl: the rewards of
+    `test_gdpo_normalizes_each_reward_dimension_before_sum`, which claims 0, 0, less and more than 0."""
+    scores = named([0] * 4 + [1] * 4, a=[1, 0, 1, 0, 0, 0, 1, 0], b=[0.25, 0.75, 1, 0, 1, 0.5, 0, 0])
+    found = advantages.gdpo(scores, weights={"a": 1.0, "b": 0.5})
+    expected = [0.597182, -0.597182, 1.425673, -1.425673, 0.154073, -0.372556, 1.117667, -0.899184]
+    np.testing.assert_allclose(found, expected, atol=4e-4)
+    scores = named([0, 0, 1, 1], accuracy=[1.0, 0.0, 0.0, 1.0], form=[0.0, 1.0, 0.0, 1.0])
+    found = advantages.gdpo(scores, weights={"accuracy": 1.0, "form": 1.0})
+    np.testing.assert_allclose(found, [0.0, 0.0, -math.sqrt(1.5), math.sqrt(1.5)], atol=1e-5)
+
+
+def test_gdpo_finds_a_judges_metrics_and_the_reward_by_name() -> None:
+    scores = named([0, 0], **{"judge/right": [1.0, 0.0]})
+    expected = advantages.gdpo(Scores.of_rollouts([1.0, 0.0]))
+    for name in ("right", "judge/right"):
+        np.testing.assert_array_equal(advantages.gdpo(scores, weights={name: 1.0}), expected)
+    rewarded = dataclasses.replace(scores, rewards_R=np.array([0.0, 1.0]))
+    np.testing.assert_array_equal(advantages.gdpo(rewarded, weights={"reward": 1.0}), -expected)
+
+
+def test_gdpo_refuses_a_rollout_without_a_named_reward() -> None:
+    with pytest.raises(ValueError, match=r"a rollout has no metric 'form' \(it has right\)"):
+        advantages.gdpo(named([0, 0], right=[1.0, 0.0]), weights={"right": 1.0, "form": 1.0})
+
+
+@given(st.lists(st.tuples(rewards, rewards), min_size=1, max_size=3), st.sampled_from([0.5, 4.0]), st.floats(-9, 9))
+def test_gdpo_sees_neither_shift_nor_scale_of_one_of_several_rewards(
+    groups: list[tuple[list[float], list[float]]], scale: float, shift: float
+) -> None:
+    pairs = [(n, x, y) for n, (a, b) in enumerate(groups) for x, y in zip(a, b, strict=False)]
+    numbers, first, second = ([*column] for column in zip(*pairs, strict=True))
+    weights = {"a": 1.0, "b": 0.5}
+    found = advantages.gdpo(named(numbers, a=first, b=second), weights=weights)
+    moved = advantages.gdpo(
+        named(numbers, a=first, b=[scale * round(y * 8) / 8 + round(shift) for y in second]), weights=weights
+    )
+    np.testing.assert_allclose(moved, found, atol=1e-3)
+    np.testing.assert_allclose(np.bincount(numbers, found), 0.0, atol=1e-9)
 
 
 def test_rec_with_the_population_std_by_hand() -> None:
@@ -152,6 +226,15 @@ def plain(name: str, rewards_of_groups: list[list[float]]) -> list[float]:
                     result.append(d / (math.sqrt(sum(x * x for x in deviations) / (len(deviations) - 1)) + 1e-6))
                 case "grpo_global_std":
                     result.append(d / (statistics.stdev(everything) + 1e-6))
+                case "maxrl":
+                    mean = statistics.fmean(group)
+                    result.append(d / mean if mean > 1e-6 else 0.0)
+                case "gdpo":  # of the reward alone
+                    scaled = [
+                        (x - statistics.fmean(g)) / (statistics.stdev(g) + 1e-6) for g in rewards_of_groups for x in g
+                    ]
+                    deviation = math.sqrt(sum(x * x for x in scaled) / (len(scaled) - 1))
+                    result.append(d / (statistics.stdev(group) + 1e-6) / (deviation + 1e-6))
                 case "rloo":
                     result.append(r - statistics.fmean(others))
                 case "reinforceplusplus":

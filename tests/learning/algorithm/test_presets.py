@@ -1,13 +1,16 @@
 """Presets: the spec's defaults, overrides, and what is refused."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from sharpen.config.run import LossConfig
+from sharpen.config.run import LossConfig, RunConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.presets import PRESETS
 from sharpen.learning.algorithm.resolve import resolve
 from sharpen.learning.algorithm.returns import Scores
+from sharpen.learning.recipe import check_settings, recipe_of
 
 
 @pytest.mark.parametrize("name", ["grpo", "multi_step_grpo"])
@@ -64,6 +67,15 @@ def test_overrides_without_effect_are_refused() -> None:
         resolve("grpo", LossConfig(constant_length=10), 8)
 
 
+def test_weights_of_named_rewards_are_numbers() -> None:
+    algorithm = resolve("gdpo", LossConfig(advantage_args={"weights": {"right": 1, "tokens": -0.001}}), 4)
+    assert algorithm.named_rewards == ("right", "tokens")
+    assert resolve("gdpo", LossConfig(), 4).named_rewards == ()
+    for weights in ({}, {"right": 0.0}, {"right": "1"}, ["right"], {"right": float("inf")}):
+        with pytest.raises(ConfigError, match=r"loss.advantage_args.weights is .*: give each reward's name a number"):
+            resolve("gdpo", LossConfig(advantage_args={"weights": weights}), 4)
+
+
 def test_parts_can_be_exchanged_by_name() -> None:
     loss = LossConfig(advantage="rloo", policy_loss="gspo", clip_high=0.01)
     algorithm = resolve("grpo", loss, 4)
@@ -106,3 +118,43 @@ def test_every_preset_cites_its_source_and_resolves(name: str) -> None:
     algorithm = resolve(name, LossConfig(), 4, max_tokens=64)
     assert algorithm.name == name
     assert "arXiv" in algorithm.source or "Trinity-RFT" in algorithm.source or "Williams" in algorithm.source
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        (
+            {"rollout": {"failure_reward": 0.0}},
+            "rollout.failure_reward is 0, but .* has none of form",
+        ),
+        ({"sampling": {"overlong_cache": 4}}, "sampling.overlong_cache has no effect"),
+        ({"sampling": {"turns_penalty": 0.1}}, "sampling.turns_penalty has no effect"),
+    ],
+)
+def test_what_changes_only_a_rollouts_reward_does_not_go_with_other_named_ones(
+    settings: dict[str, Any], part: str
+) -> None:
+    def check(weights: dict[str, float]) -> None:
+        check_settings_of("gdpo", {"loss": {"advantage_args": {"weights": weights}}, **settings})
+
+    with pytest.raises(ConfigError, match=part):
+        check({"form": 1.0})
+    check({"reward": 1.0})
+
+
+@pytest.mark.parametrize("penalty", ["length_penalty", "turns_penalty"])
+@pytest.mark.parametrize("name", ["gigpo", "ppo"])
+def test_penalties_do_not_go_with_rewards_of_steps(name: str, penalty: str) -> None:
+    """They change a rollout's reward, which these do not use where there are others."""
+    with pytest.raises(ConfigError, match=f"sampling.{penalty} changes the reward of a rollout"):
+        check_settings_of(name, {"sampling": {penalty: 0.1}})
+    check_settings_of("grpo", {"sampling": {penalty: 0.1}})
+
+
+def check_settings_of(name: str, settings: dict[str, Any]) -> None:
+    config = {
+        "train_dataset": {"path": "tasks"},
+        "model": {"model_path": "toy", "max_model_len": 64, "max_tokens": 16},
+        "algorithm": {"algorithm_type": name},
+    }
+    check_settings(recipe_of(RunConfig.model_validate(config | settings)))

@@ -81,6 +81,8 @@ def rules_of(algorithm: Algorithm, group_size: int = 2, **changes: Any) -> Rules
         "overlong_cache": shaping.cache,
         "overlong_length": shaping.max_length,
         "overlong_penalty": shaping.penalty,
+        "length_penalty": shaping.length,
+        "turns_penalty": shaping.turns,
         "reward_low": shaping.reward_low,
         "reward_high": shaping.reward_high,
         "group_size": group_size,

@@ -29,6 +29,33 @@ def test_the_penalty_by_hand() -> None:
     assert [length_penalty(n, max_length=10, cache=4) for n in (6, 7, 9, 10, 11)] == [0.0, -0.25, -0.75, -1.0, -1.0]
 
 
+def test_penalties_on_length_and_turns_by_hand() -> None:
+    """Mean reward 0.75 of 1, 1, 1, 0; tokens 10, 20, 40, 40 in 1, 2, 4, 1 calls."""
+    group = [rollout_of(10, reward=1.0), rollout_of(10, 10, reward=1.0), rollout_of(10, 10, 10, 10, reward=1.0)]
+    group.append(rollout_of(40, reward=0.0))
+    rewards = [one.reward for one in Shaping(length=0.2, turns=0.4).shaped_group(group)]
+    expected = [1 - 0.75 * (0.05 + 0.1), 1 - 0.75 * (0.1 + 0.2), 1 - 0.75 * (0.2 + 0.4), -0.75 * (0.2 + 0.1)]
+    assert rewards == pytest.approx(expected)
+    below = [rollout_of(10, reward=-1.0), rollout_of(20, reward=0.0)]
+    assert [one.reward for one in Shaping(length=0.2).shaped_group(below)] == [-1.0, 0.0]
+
+
+def test_penalties_on_length_and_turns_are_prime_rls() -> None:
+    """Groups of `test_linear_completion_term_penalizes_longer` and `test_linear_turns_term_penalizes_more_turns` in
+    prime-rl's `tests/unit/orchestrator/test_advantage.py` (559b447), with the numbers of its formula."""
+    by_length = Shaping(length=0.25).shaped_group([rollout_of(n, reward=1.0) for n in (10, 20, 30)])
+    assert centred(by_length) == pytest.approx([0.25 / 3, 0.0, -0.25 / 3])
+    by_turns = Shaping(turns=0.25).shaped_group([rollout_of(100, reward=1.0), rollout_of(*[25] * 4, reward=1.0)])
+    assert centred(by_turns) == pytest.approx([0.25 * 0.375, -0.25 * 0.375])
+    alike = Shaping(length=0.1, turns=0.1).shaped_group([rollout_of(5, 5, reward=r) for r in (1.0, 0.0, 1.0)])
+    assert centred(alike) == pytest.approx([1 / 3, -2 / 3, 1 / 3])
+
+
+def centred(rollouts: list[Rollout]) -> list[float]:
+    rewards = np.array([rollout.reward for rollout in rollouts], np.float64)
+    return list(rewards - rewards.mean())
+
+
 lengths = st.integers(min_value=0, max_value=200)
 
 

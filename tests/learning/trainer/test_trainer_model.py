@@ -167,15 +167,15 @@ def test_a_large_vocabulary_is_scored_in_chunks():
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("softcap", [None, 3.0])
-@pytest.mark.parametrize("frozen", [False, True])
-def test_gradients_of_chunks_are_those_of_the_whole_matrix(entropy_gradient, softcap, frozen):
+@pytest.mark.parametrize(("frozen", "bias"), [(False, True), (False, False), (True, True)])
+def test_gradients_of_chunks_are_those_of_the_whole_matrix(entropy_gradient, softcap, frozen, bias):
     """Temperatures, rows with several entries, a mask of allowed tokens, a bias, a factor and a soft cap.
 
-    Break: in `_Chunk.backward` leave out the entropy, the temperature or a second entry of a row; in `_FrozenChunk` the
-    temperature, the factor, `number_E`, or the second `index_fill_`.
+    Break: in `_gradient_of_logits` leave out the entropy, the temperature or a second entry of a row; in `_Product` the
+    factor; in `_FrozenChunk` the temperature, the factor, `number_E`, or the second `index_fill_`.
     """
     generator = torch.Generator().manual_seed(0)
-    layer = torch.nn.Linear(8, 70, dtype=torch.float64)
+    layer = torch.nn.Linear(8, 70, bias=bias, dtype=torch.float64)
     layer.requires_grad_(not frozen)
     head = OutputLayer(embeddings=layer, factor=0.5, softcap=softcap)
     hidden_RC = torch.randn(7, 8, generator=generator, dtype=torch.float64)
@@ -194,11 +194,26 @@ def test_gradients_of_chunks_are_those_of_the_whole_matrix(entropy_gradient, sof
         )
         assert found[1].requires_grad == entropy_gradient
         (found[0] * weights_E[0] + found[1] * weights_E[1]).sum().backward()
-        trained = [] if frozen else [layer.weight.grad.clone(), layer.bias.grad.clone()]
+        trained = [] if frozen else [one.grad.clone() for one in layer.parameters()]
         return [*(one.detach() for one in found), own_RC.grad, *trained]
 
     for whole, chunked in zip(scored(1000), scored(3 * 70), strict=True):
         torch.testing.assert_close(chunked, whole, atol=1e-13, rtol=1e-12)
+
+
+def test_gradients_of_an_output_layer_are_added_to_those_that_are_there():
+    """In place, by a second micro-batch too. Break: return the sum also where it is the parameter's own gradient."""
+    generator = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(8, 70, bias=False)
+    hidden_RC = torch.randn(7, 8, generator=generator).requires_grad_()
+    row_E, places = np.arange(7), []
+    for _ in range(2):
+        head = OutputLayer(embeddings=layer)
+        found = score_rows(head, hidden_RC, None, row_E, row_E + 3, False, None, None, 3 * 70)
+        found[0].sum().backward()
+        places.append((layer.weight.grad.data_ptr(), layer.weight.grad.clone()))
+    assert places[0][0] == places[1][0]
+    torch.testing.assert_close(places[1][1], 2 * places[0][1])
 
 
 def test_entropy_is_that_of_the_tempered_distribution():

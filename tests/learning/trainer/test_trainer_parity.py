@@ -108,7 +108,7 @@ def test_honest_engines_in_float32_are_not_stopped_near_temperature_0(family):
     """Rounding of 1e-6 in a logit is 2e-4 in a logprob at 0.005."""
     module = make_model(family, FLOAT32)
     trainer = make_trainer(module, dtype=FLOAT32)
-    assert trainer._loss.tolerance == Tolerance(max=1e-4)
+    assert trainer._loss.tolerance == Tolerance(max=1e-3, most=1e-4)
     gap = gap_of(trainer, engine_says(module, dtype=FLOAT32, temperatures=(1.0, 0.2, 0.05, 0.005)))
     gap.check(trainer._loss.tolerance)
     assert gap.num_tokens > 300
@@ -315,5 +315,27 @@ def test_in_float32_gaps_below_temperature_1_are_in_logits():
             if shift == fine:
                 gap.check(trainer._loss.tolerance)
                 continue
-            with pytest.raises(ParityError, match=r"at most 0\.0001 is allowed for each token"):
+            with pytest.raises(ParityError, match=r"tokens are more than 0\.0001 apart .*; at most \d may be"):
                 gap.check(trainer._loss.tolerance)
+
+
+@pytest.mark.parametrize(("size", "number", "is_fine"), [(2e-4, 1, True), (2e-4, 30, False), (2e-3, 1, False)])
+def test_in_float32_rounding_is_large_for_few_tokens(size, number, is_fine):
+    """A correct run of 2,725 tokens had one at 1.2e-4, with a mean of 8e-7. Break: `most` as the largest gap; or no
+    limit but the largest."""
+    module = make_model("qwen3", FLOAT32)
+    said = engine_says(module, dtype=FLOAT32, num_prompts=30)
+    moved = []
+    for place, one in enumerate(said):
+        shift_T = np.where(
+            np.cumsum(one.loss_mask_T) == 1, np.float32(size if place < number else 0.0), np.float32(0.0)
+        )
+        moved.append(replace(one, logprobs_T=one.logprobs_T - shift_T * one.loss_mask_T))
+    trainer = make_trainer(module, dtype=FLOAT32)
+    gap = gap_of(trainer, moved)
+    assert gap.num_tokens > 200
+    if is_fine:
+        gap.check(trainer._loss.tolerance)
+        return
+    with pytest.raises(ParityError, match="at most"):
+        gap.check(trainer._loss.tolerance)

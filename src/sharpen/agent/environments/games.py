@@ -6,8 +6,10 @@ In: observations of a game, in text; messages of the model. Out: the model's rep
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from sharpen.config.public import EnvironmentConfig
@@ -59,10 +61,25 @@ def seeds(config: EnvironmentConfig, split_is_held_out: bool) -> range:
     )
 
 
+@contextlib.contextmanager
+def resetting(name: str | None, seed: int) -> Iterator[None]:
+    """Raise `RolloutError` in place of what an environment's own code raises when it begins a task."""
+    try:
+        yield
+    except Exception as error:
+        raise RolloutError(
+            f"{name} cannot be reset with seed {seed}: {type(error).__name__}: {str(error)[:120]}: reset it by "
+            "itself with this seed, and correct it or environment.args"
+        ) from error
+
+
 def as_text(told: Any) -> str:
     """Return what a game tells. Raises `RolloutError` if it is no text, or empty."""
     if not isinstance(told, str) or not told.strip():
-        raise RolloutError(f"the environment gave the player no text, but {told!r}")
+        raise RolloutError(
+            f"the environment gave the player no text, but {told!r}: correct it, or what makes text of its "
+            "observations (environment.args.observation)"
+        )
     return told
 
 
@@ -73,7 +90,9 @@ def as_reward(value: Any, whose: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if isinstance(value, str) or not math.isfinite(number):
-        raise RolloutError(f"the reward of {whose} is {value!r}, not a finite number")
+        raise RolloutError(
+            f"the reward of {whose} is {value!r}, not a finite number: let the environment give one, 0.0 for nothing"
+        )
     return number
 
 

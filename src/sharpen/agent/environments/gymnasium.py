@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sharpen.agent.environments.environment import TEST
-from sharpen.agent.environments.games import Conversation, as_reward, seeds
+from sharpen.agent.environments.games import Conversation, as_reward, resetting, seeds
 from sharpen.agent.environments.packages import import_package
 from sharpen.config.functions import import_function
 from sharpen.config.public import EnvironmentConfig, WorkflowOutput
@@ -55,7 +55,8 @@ class Gymnasium:
         player = Conversation(model, self._config.system_prompt or "")
         total, steps, wrong, over = 0.0, 0, 0, False
         try:
-            observation, _ = await asyncio.to_thread(environment.reset, seed=task["seed"])
+            with resetting(self._config.id, task["seed"]):
+                observation, _ = await asyncio.to_thread(environment.reset, seed=task["seed"])
             told = self._describe(observation)
             for _ in range(self._most_turns):
                 reply = await player.reply(told)

@@ -103,7 +103,7 @@ class OpenEnv:
             try:
                 result = await self._asked(session.step(self._act(move)))
             except (ValueError, RolloutError) as error:
-                if isinstance(error, RolloutError) and not str(error).endswith(_NO_ACTION):
+                if isinstance(error, RolloutError) and not str(error.__cause__).endswith(_NO_ACTION):
                     raise
                 why = error if isinstance(error, ValueError) else "the server does not understand it"
                 wrong, told = wrong + 1, f"That is no action: {why}"  # in place of the observation
@@ -149,7 +149,8 @@ class OpenEnv:
             return await answer
         except Exception as error:
             raise RolloutError(
-                f"the server {self._config.id} of OpenEnv failed: {type(error).__name__}: {error}"
+                f"the server {self._config.id} of OpenEnv failed: {type(error).__name__}: {str(error)[:120]}: see "
+                "its own log, and start it again if it is gone"
             ) from error
 
     def close(self) -> None:

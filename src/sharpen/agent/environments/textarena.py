@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sharpen.agent.environments.environment import TEST
-from sharpen.agent.environments.games import Conversation, as_reward, seeds
+from sharpen.agent.environments.games import Conversation, as_reward, resetting, seeds
 from sharpen.agent.environments.packages import import_package
 from sharpen.config.public import EnvironmentConfig, WorkflowOutput
 from sharpen.errors import ConfigError, RolloutError
@@ -68,13 +68,17 @@ class TextArena:
             seat: Conversation(who, self.system_prompt)
             for seat, who in self._seats(task, model, auxiliary_models or {}).items()
         }
-        game = await asyncio.to_thread(
-            _Game, self._package, self._config.id, self._settings, self._num_players, task["seed"]
-        )
+        with resetting(self._config.id, task["seed"]):
+            game = await asyncio.to_thread(
+                _Game, self._package, self._config.id, self._settings, self._num_players, task["seed"]
+            )
         turns = 0
         while not game.is_over:
             if turns == _MOST_TURNS:
-                raise RolloutError(f"{self._config.id} did not end within {_MOST_TURNS} turns")
+                raise RolloutError(
+                    f"{self._config.id} did not end within {_MOST_TURNS} turns: set its limit of turns in "
+                    "environment.args, or choose a game that ends"
+                )
             seat, told = await asyncio.to_thread(game.observe)
             await asyncio.to_thread(game.move, await players[seat].reply_to_all(told))
             turns += 1

@@ -13,7 +13,7 @@ from statistics import pstdev
 from typing import Any
 
 from sharpen.errors import ConfigError, OperatorError
-from sharpen.types import Group, Outcome, Rollout
+from sharpen.types import Group, Outcome, Rollout, metric_named
 
 # What an operator may do to rollouts, and the check that it did nothing else.
 #
@@ -116,7 +116,7 @@ def dapo_dynamic_sampling(
     has no such metric, is above `correct_threshold`. Source: DAPO, arXiv 2503.14476, section 3.2."""
 
     def right(rollout: Rollout) -> bool:
-        found = _metric(rollout, metric_key)
+        found = metric_named(rollout.metrics, metric_key)
         return (_reward(rollout) if found is None else found) > correct_threshold
 
     return [group for group in groups if len({right(rollout) for rollout in group.scored}) > 1]
@@ -158,7 +158,7 @@ def _shaped(groups: Sequence[Group], config: Mapping[str, Any]) -> list[Group]:
 
     def shaped(rollout: Rollout) -> Rollout:
         nonlocal found
-        value = _metric(rollout, key)
+        value = metric_named(rollout.metrics, key)
         if value is None or rollout.reward is None:
             return rollout
         found += 1
@@ -182,11 +182,3 @@ def _each(groups: Sequence[Group], change: Callable[[Rollout], Rollout]) -> list
 
 def _reward(rollout: Rollout) -> float:
     return math.nan if rollout.reward is None else rollout.reward
-
-
-def _metric(rollout: Rollout, key: str) -> float | None:
-    """A metric by its own name, or under the name of who measured it (`judge/right`)."""
-    for name in (key, f"judge/{key}", f"workflow/{key}"):
-        if name in rollout.metrics:
-            return rollout.metrics[name]
-    return None

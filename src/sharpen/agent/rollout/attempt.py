@@ -36,7 +36,7 @@ from sharpen.agent.rollout.rewards import as_number, problem_of_reward, with_tea
 from sharpen.agent.rollout.signature import judge_arguments, name_of, workflow_arguments
 from sharpen.agent.rollout.user_loop import owner
 from sharpen.errors import ConfigError, DatasetError
-from sharpen.types import MODEL_CAUSED, Outcome, Task
+from sharpen.types import MODEL_CAUSED, Outcome, Task, metric_named
 
 log = logging.getLogger("sharpen.rollout")
 user_log = logging.getLogger("sharpen.workflow")
@@ -64,7 +64,8 @@ class UserFunctions:
     """The user's workflow and judge, with the optional arguments that each takes (such as `workflow_args`).
 
     `own_arguments` holds the `workflow_args` of evaluation sets that have their own, by the set's name. Without
-    `needs_reward`, a workflow without a judge may return no reward. `model_exceptions` names exceptions of the
+    `needs_reward`, a workflow without a judge may return no reward. A score without one of `needs_metrics` is a failure
+    of who gave it, since the algorithm compares these. `model_exceptions` names exceptions of the
     workflow that are caused by the model's answer (`rollout.model_exceptions`). Raises `ConfigError` for a wrong
     signature.
 
@@ -80,6 +81,7 @@ class UserFunctions:
         *,
         own_arguments: Mapping[str, Mapping[str, Any]] | None = None,
         needs_reward: bool = True,
+        needs_metrics: Sequence[str] = (),
         model_exceptions: Sequence[str] = (),
     ) -> None:
         self.workflow = workflow
@@ -87,6 +89,7 @@ class UserFunctions:
         self._workflow_args = dict(workflow_args or {})
         self._own_arguments = dict(own_arguments or {})
         self._needs_reward = needs_reward
+        self._needs_metrics = tuple(needs_metrics)
         self._model_exceptions = model_exceptions
         self.whole_groups = bool(getattr(workflow, "whole_groups", False))
         self._workflow_takes = workflow_arguments(workflow)
@@ -278,6 +281,13 @@ class UserFunctions:
             shown = short_repr(reward) if number is None else number
             problem = forgotten_await(reward) or f"it must be {problem}"
             return Ending(outcome=otherwise, error=f"{who} gave {shown} as reward: {problem}")
+        if missing := [name for name in self._needs_metrics if metric_named(metrics, name) is None]:
+            named = ", ".join(map(repr, missing))
+            return Ending(
+                outcome=otherwise,
+                error=f"{who} gave no finite number as metric {named}, which loss.advantage_args.weights names "
+                f"(it gave {', '.join(map(repr, metrics)) or 'none'}): return all of them with each score",
+            )
         return Ending(outcome=Outcome.OK, reward=number, metrics=metrics)
 
     def _read_metrics(self, metrics: Any) -> dict[str, float]:

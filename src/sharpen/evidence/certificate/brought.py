@@ -25,6 +25,7 @@ KINDS: Mapping[str, str] = {
 """The kind of each part of an algorithm, by its setting in `loss`."""
 _SPREADS = {
     "reward_spread": "rewards",
+    "metric_spread": "metrics",
     "return_spread": "episodes",
     "state_spread": "states",
     "step_spread": "returns",

@@ -62,7 +62,9 @@ def expect(
     both = (*groups, *replayed)
     rollouts = {group.id: participants(group, rules) for group in both}
     members = {
-        group.id: tuple(_member(rollout, group, rules) for rollout in rollouts[group.id])
+        group.id: _charged(
+            [_member(rollout, group, rules) for rollout in rollouts[group.id]], rollouts[group.id], rules
+        )
         for group in both
         if not rules.formula.needs_reward or all(rollout.reward is not None for rollout in rollouts[group.id])
     }
@@ -157,8 +159,24 @@ def _member(rollout: Rollout, group: Group, rules: Rules) -> Member:
         reward=reward,
         episode=math.fsum(steps.values()) if steps else reward,
         baseline=math.nan if greedy is None or greedy.reward is None or not answered else greedy.reward,
+        metrics=rollout.metrics,
         calls=tuple(calls),
     )
+
+
+def _charged(members: Sequence[Member], rollouts: Sequence[Rollout], rules: Rules) -> tuple[Member, ...]:
+    """Return the members of a group, charged for their tokens and calls as compared with the most that one has."""
+    if not members or rules.length_penalty == rules.turns_penalty == 0.0:
+        return tuple(members)
+    price = max(0.0, math.fsum(one.reward for one in rollouts if one.reward is not None) / len(members))
+    tokens = [sum(call.num_tokens for call in member.calls) for member in members]
+    turns = [len(member.calls) for member in members]
+    charged = []
+    for member, of_tokens, of_turns in zip(members, tokens, turns, strict=True):
+        by_tokens = rules.length_penalty * price * of_tokens / (max(tokens) or 1)
+        by_turns = rules.turns_penalty * price * of_turns / (max(turns) or 1)
+        charged.append(replace(member, reward=member.reward - by_tokens - by_turns))
+    return tuple(charged)
 
 
 def _shown(call: Call) -> str:

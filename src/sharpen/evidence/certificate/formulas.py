@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -41,13 +41,14 @@ class CallTerms:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A rollout that takes part: its reward after over-long punishment, the sum of its step rewards (its reward if it
-    has none), the reward of its group's greedy rollout, and its trained calls in order."""
+    has none), the reward of its group's greedy rollout, what was measured of it, and its trained calls in order."""
 
     rollout_id: str
     group_id: str
     reward: float
     episode: float
     baseline: float = math.nan
+    metrics: Mapping[str, float] = field(default_factory=dict)
     calls: tuple[CallTerms, ...] = ()
 
 
@@ -110,10 +111,48 @@ def _grpo_global_std(groups: Groups, *, step_norm: bool = False) -> PerCall:
     )
 
 
+def _reward_named(members: Sequence[Member], name: str) -> Array:
+    """Return a reward of each member by its name: the member's own, or what workflow or judge measured; NaN without."""
+    if name == "reward":
+        return _rewards(members)
+    places = (name, "judge/" + name, "workflow/" + name)
+    return np.array(
+        [next((member.metrics[one] for one in places if one in member.metrics), math.nan) for member in members]
+    )
+
+
+def _gdpo(groups: Groups, *, weights: Mapping[str, float] | None = None) -> PerCall:
+    """Scale each named reward within its group, add them up, and scale the sums to the deviation that they have over
+    the step. A reward that a whole group has alike says nothing."""
+
+    def of_group(members: Sequence[Member]) -> Array:
+        scaled = [np.zeros(len(members))]
+        for name, weight in (weights or {"reward": 1.0}).items():
+            values_G = _reward_named(members, name)
+            if not (values_G == values_G[0]).all():
+                scaled.append(weight * (values_G - values_G.mean()) / (_std(values_G) + SMALL))
+        total_G: Array = np.sum(scaled, axis=0)
+        return total_G
+
+    sums = [of_group(members) for members in groups]
+    together = np.concatenate(sums) if sums else np.zeros(0)
+    deviation = math.sqrt(math.fsum(together**2) / max(len(together) - 1, 1))
+    remaining = iter(sums)
+    return _of_rollouts(groups, lambda members: next(remaining) / (deviation + SMALL))
+
+
 def _rloo(groups: Groups) -> PerCall:
     def numbers(members: Sequence[Member]) -> list[float]:
         total = math.fsum(member.reward for member in members)
         return [member.reward - (total - member.reward) / (len(members) - 1) for member in members]
+
+    return _of_rollouts(groups, numbers)
+
+
+def _maxrl(groups: Groups) -> PerCall:
+    def numbers(members: Sequence[Member]) -> list[float]:
+        mean = math.fsum(member.reward for member in members) / len(members)
+        return [member.reward / mean - 1.0 if mean > 1e-6 else 0.0 for member in members]
 
     return _of_rollouts(groups, numbers)
 
@@ -296,7 +335,9 @@ FORMULAS: Mapping[str, Formula] = {
     "clipv": Formula(numbers=_grpo, centred=True, entropy_clip=True),
     "grpo_batch_std": Formula(numbers=_grpo_batch_std, centred=True),
     "grpo_global_std": Formula(numbers=_grpo_global_std, centred=True),
+    "gdpo": Formula(numbers=_gdpo, centred=True, compares="metrics"),
     "rloo": Formula(numbers=_rloo, centred=True),
+    "maxrl": Formula(numbers=_maxrl, centred=True),
     "reinforce": Formula(numbers=_reinforce, group_relative=False),
     "none": Formula(numbers=_nothing, group_relative=False, needs_reward=False),
     "remax": Formula(numbers=_remax, group_relative=False, baseline=True),
@@ -321,6 +362,10 @@ def spread(members: Sequence[Member], formula: Formula, arguments: Mapping[str, 
     kind = formula.compares
     if kind == "rewards":
         return _std(_rewards(members))
+    if kind == "metrics":
+        weights = arguments.get("weights")
+        names = list(weights) if isinstance(weights, Mapping) and weights else ["reward"]
+        return max(_std(_reward_named(members, name)) for name in names)
     if kind == "episodes":
         return _std(np.array([member.episode for member in members], np.float64))
     if kind == "calls":

@@ -40,6 +40,8 @@ PRESETS: Mapping[str, Preset] = {
     "ppo": Preset(advantage="gae"),
     "decoupled_ppo": Preset(advantage="gae"),
     "rloo": Preset(advantage="rloo"),
+    "maxrl": Preset(advantage="maxrl"),
+    "gdpo": Preset(advantage="gdpo"),
     "icepop": Preset(aggregation=_SEQUENCES),
     "reinforce": Preset(advantage="reinforce", aggregation="rollout-mean"),
     "remax": Preset(advantage="remax"),
@@ -84,6 +86,8 @@ class Rules:
     overlong_cache: int | None = None
     overlong_length: int = 0
     overlong_penalty: float = 1.0
+    length_penalty: float = 0.0
+    turns_penalty: float = 0.0
     reward_low: float | None = None
     reward_high: float | None = None
     replayed_groups: int = 0
@@ -117,6 +121,8 @@ class Rules:
             overlong_cache=sampling.overlong_cache,
             overlong_length=sampling.overlong_length or config.model.max_tokens,
             overlong_penalty=sampling.overlong_penalty,
+            length_penalty=sampling.length_penalty or 0.0,
+            turns_penalty=sampling.turns_penalty or 0.0,
             reward_low=sampling.reward_low,
             reward_high=sampling.reward_high,
             replayed_groups=int(sampling.replay_share * batch_size),

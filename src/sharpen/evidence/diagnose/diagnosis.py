@@ -194,7 +194,10 @@ def scale_free(algorithm: Algorithm) -> bool:
 
     def advantages(rewards_G: Rewards) -> Rewards:
         scores = Scores.of_rollouts(rewards_G)
-        return algorithm.advantages(replace(scores, baselines_R=np.zeros(len(rewards_G))))
+        named = [dict.fromkeys(algorithm.named_rewards, float(reward)) for reward in rewards_G]
+        return algorithm.advantages(
+            replace(scores, baselines_R=np.zeros(len(rewards_G)), metrics_R=np.array(named, np.object_))
+        )
 
     return is_scale_free(advantages)
 

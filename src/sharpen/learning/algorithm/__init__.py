@@ -12,6 +12,7 @@ knowledge of models, agents or records.
 - `gae`: an advantage for each token, from a critic's values
 - `losses`: the loss of each token
 - `second_moment`: which tokens M2PO trains
+- `sequence_mask`: which calls lose the tokens with a negative advantage
 - `behaviour`: weights for tokens that older weights sampled
 - `kl`: estimators of the divergence from a reference
 - `clip_entropy`: which tokens lose their advantage, so that entropy stays

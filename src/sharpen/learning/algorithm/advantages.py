@@ -8,7 +8,7 @@ Shape suffixes: R rollouts of the step, C trained calls of the step, G rollouts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from typing import Any
@@ -20,6 +20,7 @@ from sharpen.learning.algorithm.clip_entropy import BoolArray, clip_by_batch, cl
 from sharpen.learning.algorithm.gae import gae, unbiased_gae
 from sharpen.learning.algorithm.parts import AdvantageFunction, named
 from sharpen.learning.algorithm.returns import (
+    OWN_REWARD,
     FloatArray,
     IndexArray,
     Scores,
@@ -36,6 +37,8 @@ from sharpen.learning.algorithm.returns import (
 
 EPSILON = 1e-6
 """Added to a standard deviation before dividing, as in the spec's engine."""
+SMALLEST_MEAN = 1e-6
+"""A group whose mean reward is at most this has nothing that `maxrl` could make likelier."""
 VARIANCE_FLOOR = 1e-8
 """Added to a variance over tokens before its root, as in the spec's engine."""
 
@@ -83,6 +86,20 @@ def grpo_global_std(scores: Scores, *, step_norm: bool = False) -> FloatArray:
     return scores.per_call(_divide_by_num_calls(scores, scores_R) if step_norm else scores_R)
 
 
+def gdpo(scores: Scores, *, weights: Mapping[str, float] | None = None) -> FloatArray:
+    """Return `A / (std of A over the step + 1e-6)`, `A` the weighted sum of `(r - mean) / (std + 1e-6)` of each named
+    reward, with its own mean and unbiased deviation in the group. The mean of `A` over the step is 0.
+
+    `weights` are by the names of metrics, and `reward` is the rollout's reward, the only one without `weights`.
+
+    Source: GDPO, arXiv 2601.05242, equations 4 to 6.
+    """
+    sum_R = np.zeros_like(scores.rewards_R)
+    for name, weight in (weights or {OWN_REWARD: 1.0}).items():
+        sum_R += weight * _group_scores(scores, True, scores.named(name))
+    return scores.per_call(sum_R / (unbiased_std(sum_R) + EPSILON))
+
+
 def rloo(scores: Scores) -> FloatArray:
     """Return `r_i - mean of the other rewards of the group` (leave-one-out).
 
@@ -90,6 +107,22 @@ def rloo(scores: Scores) -> FloatArray:
     """
     sizes_R = np.bincount(scores.groups_R)[scores.groups_R]
     return scores.per_call(_centred(scores) * sizes_R / (sizes_R - 1))
+
+
+def maxrl(scores: Scores) -> FloatArray:
+    """Return `(r - mean) / mean` with the mean of the group; 0 for a group whose mean is at most 1e-6.
+
+    With rewards of 0 and 1, each right rollout weighs more the rarer it is in its group: the expected gradient is that
+    of the log of the probability of a right answer, to the order of the group's size. Rewards below 0 have no such
+    meaning.
+
+    Source: maximum likelihood reinforcement learning, arXiv 2602.02710, algorithm 1.
+    """
+    centred_R, means_R = _centred(scores), np.zeros_like(scores.rewards_R)
+    for places in members(scores.groups_R):
+        means_R[places] = scores.rewards_R[places].mean()
+    taught_R = means_R > SMALLEST_MEAN
+    return scores.per_call(np.where(taught_R, centred_R / np.where(taught_R, means_R, 1.0), 0.0))
 
 
 def reinforce(scores: Scores) -> FloatArray:
@@ -267,6 +300,11 @@ def return_spread(scores: Scores, **_: Any) -> float:
     return std(scores.returns_R)
 
 
+def metric_spread(scores: Scores, *, weights: Mapping[str, float] | None = None, **_: Any) -> float:
+    """Return the largest standard deviation of one group's named rewards."""
+    return max(std(scores.named(name)) for name in weights or (OWN_REWARD,))
+
+
 def state_spread(scores: Scores, *, gamma: float = 1.0, **_: Any) -> float:
     """Return the largest standard deviation within one group: of its episode returns, or of call returns in a state."""
     returns_C = discounted_returns(scores, gamma)
@@ -318,7 +356,8 @@ class Advantage:
     sum to 0 over every group, which each step asserts. `per_step`: it uses step rewards. `per_call`: it treats each
     call separately, and uses the rewards that a workflow sets on calls. `baseline`: it compares with a greedy rollout
     of each task. `needs_reward`: it depends on rewards. `by_states`: it compares calls made in the same state, which
-    their messages show if the workflow does not name it.
+    their messages show if the workflow does not name it. `by_name`: it compares the metrics that its argument `weights`
+    names.
 
     `spread` returns the largest standard deviation of the values compared within one group; 0 means that the group
     teaches nothing. With `of_tokens`, `function` returns rewards of calls, and `of_tokens` computes from them and the
@@ -327,9 +366,9 @@ class Advantage:
 
     `second` is the formula once more, for the certificate; ours are in `evidence.certificate.formulas`. It shares no
     code with `function`, takes the same parameters, and gets the groups that train, each a sequence of members. A
-    member has `reward`, `episode` (the sum of its step rewards, or else its reward), `baseline`, and `calls`, each with
-    `num_tokens`, `reward_after`, `own_reward` and `state`. It returns for each group a list with a number for each
-    member, or with a list of numbers, one for each call.
+    member has `reward`, `episode` (the sum of its step rewards, or else its reward), `baseline`, `metrics`, and
+    `calls`, each with `num_tokens`, `reward_after`, `own_reward` and `state`. It returns for each group a list with a
+    number for each member, or with a list of numbers, one for each call.
     """
 
     function: AdvantageFunction
@@ -343,6 +382,7 @@ class Advantage:
     baseline: bool = False
     needs_reward: bool = True
     by_states: bool = False
+    by_name: bool = False
     clip: Callable[..., BoolArray] | None = None
     second: Callable[..., Sequence[Sequence[float | Sequence[float]]]] | None = None
 
@@ -375,7 +415,15 @@ ADVANTAGES: dict[str, Advantage] = {
     "grpo_global_std": Advantage(
         function=grpo_global_std, formula="(r - mean_g) / (std_batch(r) + 1e-6)", centred=True
     ),
+    "gdpo": Advantage(
+        function=gdpo,
+        formula="A / (std_batch(A) + 1e-6), A = sum of weight (r - mean_g) / (std_g + 1e-6) over named rewards r",
+        centred=True,
+        by_name=True,
+        spread=metric_spread,
+    ),
     "rloo": Advantage(function=rloo, formula="r - mean of the others in g", centred=True),
+    "maxrl": Advantage(function=maxrl, formula="(r - mean_g) / mean_g; 0 where mean_g <= 1e-6", centred=True),
     "reinforce": Advantage(function=reinforce, formula="r", group_relative=False),
     "none": Advantage(
         function=no_advantage, formula="0, whatever the reward", group_relative=False, needs_reward=False
@@ -442,5 +490,5 @@ def advantage_named(name: str | Advantage | AdvantageFunction) -> Advantage:
     return advantage
 
 
-SPREADS = (reward_spread, return_spread, state_spread, step_spread, call_spread)
+SPREADS = (reward_spread, metric_spread, return_spread, state_spread, step_spread, call_spread)
 """What `Advantage.spread` may be."""

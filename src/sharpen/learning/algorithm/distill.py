@@ -29,7 +29,7 @@ FORMULAS: Mapping[DistillDivergence, str] = {
     "js": "coef (β KL(teacher || m) + (1 - β) KL(π || m)) over the vocabulary, m = β teacher + (1 - β) π",
 }
 """Formulas of the divergences by their names in the configuration."""
-_REWARD_SETTINGS = ("max_refill", "reward_low", "reward_high", "overlong_cache")
+_REWARD_SETTINGS = ("max_refill", "reward_low", "reward_high", "overlong_cache", "length_penalty", "turns_penalty")
 _ADVANTAGE_SETTINGS = ("policy_loss", "policy_loss_args", "clip_low", "clip_high", "dual_clip", "behaviour")
 
 

@@ -18,6 +18,7 @@ from sharpen.learning.algorithm.behaviour import behaviour_weights
 from sharpen.learning.algorithm.kl import estimator, k3
 from sharpen.learning.algorithm.losses import log_ratio
 from sharpen.learning.algorithm.presets import Algorithm
+from sharpen.learning.algorithm.sequence_mask import far_and_bad, shares_of_calls
 
 MIN_EFFECTIVE_SAMPLE_SHARE = 0.3
 """Below this share, an alarm says that the importance weights have collapsed."""
@@ -45,6 +46,9 @@ class ObjectiveSums:
     ratio_max: torch.Tensor
     behaviour: torch.Tensor
     behaviour_bounded: torch.Tensor
+    left_out: torch.Tensor
+    calls_left_out: torch.Tensor
+    num_calls: torch.Tensor
 
     def __add__(self, other: ObjectiveSums) -> ObjectiveSums:
         sums = {name: getattr(self, name) + getattr(other, name) for name in self.__slots__}
@@ -79,6 +83,9 @@ class ObjectiveSums:
         if algorithm.behaviour != "none":
             metrics["behaviour_weight_mean"] = float(self.behaviour) / num_tokens
             metrics["behaviour_bounded_fraction"] = float(self.behaviour_bounded) / num_tokens
+        if algorithm.sequence_mask is not None:
+            metrics["sequence_mask_token_fraction"] = float(self.left_out) / num_tokens
+            metrics["sequence_mask_call_fraction"] = float(self.calls_left_out) / max(float(self.num_calls), 1.0)
         if algorithm.distill is not None and algorithm.distill.of_vocabulary:
             metrics["distill_loss"] = float(self.distill_loss)
             metrics["distill_divergence"] = float(self.divergence) / num_tokens
@@ -93,7 +100,7 @@ class PolicyTokens:
 
     `log_ratios_E` are those to the logprobs that the loss compares with: the record, or with a `behaviour` weight those
     of the weights before the step's first update. `clipped_E` says which tokens it gave no gradient because of a bound:
-    its own clip, or the bounds of `behaviour: masked`.
+    its own clip, the bounds of `behaviour: masked`, or `sequence_mask`.
     """
 
     log_ratios_E: torch.Tensor
@@ -115,18 +122,17 @@ def policy_objective(
 ) -> tuple[torch.Tensor, ObjectiveSums, PolicyTokens]:
     """Compute the loss of some of an update's tokens, the sums for its metrics, and what it did with each token.
 
-    All tensors have shape E; only `logprobs_E`, `entropy_E` and `divergence_E` (from the teacher) have a gradient.
-    Some are used only if the algorithm needs them, and are then required: `ref_logprobs_E` if it `needs_reference`,
-    `entropy_E` if it `needs_entropy`, `divergence_E` if it distills over the vocabulary, `calls_E` (the number of each
-    token's call) if its loss is `by_call`. `proximal_E` are the logprobs under the weights before the step's first
-    update, for a `behaviour` weight (None: the current weights). `policy_weight` multiplies the policy loss alone.
+    All tensors have shape E; only `logprobs_E`, `entropy_E` and `divergence_E` (from the teacher) have a gradient. What
+    the algorithm needs is required: `ref_logprobs_E` if it `needs_reference`, `entropy_E` if it `needs_entropy`,
+    `divergence_E` if it distills over the vocabulary, `calls_E` (the number of each token's call) if it is `by_call`.
+    `proximal_E` are the logprobs under the weights before the step's first update, for a `behaviour` weight (None: the
+    current weights). `policy_weight` multiplies the policy loss alone.
     """
-    zero = logprobs_E.new_zeros(())
-    base_E = _compared(algorithm, logprobs_E, old_logprobs_E, proximal_E)
-    policy_E, clipped_E, behaviour_E, bounded_E = _policy_tokens(
-        algorithm, logprobs_E, old_logprobs_E, advantages_E, calls_E, base_E
-    )
-    policy_loss, kl_loss, entropy_loss = policy_weight * (weights_E * policy_E).sum(), zero, zero
+    zero, base_E = logprobs_E.new_zeros(()), _compared(algorithm, logprobs_E, old_logprobs_E, proximal_E)
+    given = (logprobs_E, old_logprobs_E, advantages_E, calls_E)
+    policy_E, clipped_E, behaviour_E, bounded_E = _policy_tokens(algorithm, *given, base_E)
+    left_out_E, counts = _left_out(algorithm, *given)
+    policy_loss, kl_loss, entropy_loss = policy_weight * (weights_E * policy_E * ~left_out_E).sum(), zero, zero
     kl_reference, entropy_sum, distill_loss, divergence_sum = zero, zero, zero, zero
     if algorithm.needs_reference:
         kl_E = estimator(algorithm.kl)(logprobs_E, _required(ref_logprobs_E), old_logprobs_E)
@@ -148,8 +154,7 @@ def policy_objective(
             entropy_loss=entropy_loss.detach(),
             distill_loss=distill_loss.detach(),
             clipped=clipped_E.sum().to(zero.dtype),
-            # The tokens were sampled from the old policy: this is KL(old || now).
-            kl_old=k3(old_logprobs_E, logprobs_E).sum(),
+            kl_old=k3(old_logprobs_E, logprobs_E).sum(),  # KL(old || now), as tokens were sampled from the old policy
             kl_reference=kl_reference,
             entropy=entropy_sum,
             divergence=divergence_sum,
@@ -157,8 +162,10 @@ def policy_objective(
             ratio_max=ratio_E.max() if ratio_E.numel() else zero,
             behaviour=behaviour_E.sum(),
             behaviour_bounded=bounded_E.sum().to(zero.dtype),
+            **counts,
         )
-        tokens = PolicyTokens(log_ratios_E=log_ratio(logprobs_E, base_E), clipped_E=clipped_E | (behaviour_E == 0))
+        without_gradient_E = clipped_E | (behaviour_E == 0) | left_out_E
+        tokens = PolicyTokens(log_ratios_E=log_ratio(logprobs_E, base_E), clipped_E=without_gradient_E)
     return policy_loss + kl_loss + entropy_loss + distill_loss, sums, tokens
 
 
@@ -187,9 +194,8 @@ def _policy_tokens(
     """Return each token's policy loss, whether it was clipped, its behaviour weight, and whether that was bounded."""
     loss = algorithm.of_policy_loss
     inputs: tuple[torch.Tensor, ...] = (logprobs_E, base_E, advantages_E)
-    if algorithm.by_call:
-        assert calls_E is not None, f"{algorithm.policy_loss} compares calls: the call of each token is needed"
-        inputs = (*inputs, calls_E)
+    if loss.by_call:
+        inputs = (*inputs, _required(calls_E))
     arguments = algorithm.policy_loss_args if loss.mask is None else {}
     policy_E, clipped_E = loss.function(*inputs, **arguments)
     if policy_E.shape != logprobs_E.shape or clipped_E.shape != logprobs_E.shape or clipped_E.dtype != torch.bool:
@@ -203,6 +209,26 @@ def _policy_tokens(
         algorithm.behaviour, base_E, old_logprobs_E, algorithm.behaviour_low, algorithm.behaviour_high
     )
     return weight_E * policy_E, clipped_E, weight_E, bounded_E
+
+
+def _left_out(
+    algorithm: Algorithm,
+    logprobs_E: torch.Tensor,
+    old_logprobs_E: torch.Tensor,
+    advantages_E: torch.Tensor,
+    calls_E: torch.Tensor | None,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return which tokens `sequence_mask` leaves out, and its sums."""
+    left_out_E, shares_E = torch.zeros_like(logprobs_E, dtype=torch.bool), torch.zeros_like(logprobs_E)
+    if algorithm.sequence_mask is not None:
+        calls_E = _required(calls_E)
+        left_out_E = far_and_bad(logprobs_E, old_logprobs_E, advantages_E, calls_E, threshold=algorithm.sequence_mask)
+        shares_E = shares_of_calls(calls_E, logprobs_E.detach())
+    return left_out_E, {
+        "left_out": left_out_E.sum().to(shares_E.dtype),
+        "calls_left_out": (shares_E * left_out_E).sum(),
+        "num_calls": shares_E.sum(),
+    }
 
 
 def sequence_log_ratios(

@@ -61,6 +61,7 @@ class Algorithm:
     behaviour_low: float | None = None
     behaviour_high: float | None = None
     entropy_coef: float = 0.0
+    sequence_mask: float | None = None
     aggregation: Aggregation | TokenWeights | AggregationFunction = "token-mean"
     constant_length: int | None = None
     std_threshold: float | None = None
@@ -101,6 +102,11 @@ class Algorithm:
         return self.of_advantage.needs_reward
 
     @property
+    def named_rewards(self) -> tuple[str, ...]:
+        """The rewards by name that advantages compare; none if they depend on the rollout's reward alone."""
+        return tuple(self.advantage_args.get("weights") or ()) if self.of_advantage.by_name else ()
+
+    @property
     def needs_teacher(self) -> bool:
         """Whether the algorithm compares the policy with a teacher."""
         return self.distill is not None
@@ -115,7 +121,7 @@ class Algorithm:
         """Whether tokens must be sampled from the full distribution: a term uses the probability with which they were
         sampled, or the distribution is compared with a teacher's."""
         uses_record = self.needs_reference and (self.kl == "corrected_k3" or self.kl_in == "reward")
-        return self.of_policy_loss.needs_ratio or self.needs_teacher or uses_record
+        return self.of_policy_loss.needs_ratio or self.needs_teacher or uses_record or self.sequence_mask is not None
 
     @property
     def off_policy(self) -> bool:
@@ -126,8 +132,8 @@ class Algorithm:
 
     @property
     def by_call(self) -> bool:
-        """Whether the loss needs the number of each token's call."""
-        return self.of_policy_loss.by_call
+        """Whether the loss, or what it leaves out, needs the number of each token's call."""
+        return self.of_policy_loss.by_call or self.sequence_mask is not None
 
     @property
     def needs_reference(self) -> bool:
@@ -269,6 +275,19 @@ _ALGORITHMS = (
         behaviour="plain",
     ),
     _like_grpo("rloo", "RLOO: 'Back to Basics', arXiv 2402.14740.", advantage="rloo"),
+    Algorithm(
+        name="maxrl",
+        advantage="maxrl",
+        policy_loss_args={"clip_low": 0.2, "clip_high": 0.2},
+        source="MaxRL, arXiv 2602.02710, algorithm 1, for rewards of 0 and 1; clip 0.2, token-mean and no KL are ours.",
+    ),
+    Algorithm(
+        name="gdpo",
+        advantage="gdpo",
+        policy_loss_args={"clip_low": 0.2, "clip_high": 0.2},
+        source="GDPO, arXiv 2601.05242, equations 4 to 6, for several rewards (settings: loss.advantage_args.weights); "
+        "clip 0.2, token-mean and no KL are ours.",
+    ),
     Algorithm(
         name="icepop",
         policy_loss_args={"clip_low": 0.2, "clip_high": 0.2},

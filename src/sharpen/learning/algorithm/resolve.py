@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -58,6 +59,7 @@ def resolve(
         **_resolve_part(preset, given, "advantage", _ADVANTAGE_SHORTHANDS, advantage_named),
         **_resolve_part(preset, given, "policy_loss", _POLICY_LOSS_SHORTHANDS, policy_loss_named),
     )
+    _check_weights(algorithm)
     if algorithm.group_relative and group_size < 2:
         raise ConfigError(
             f"group_size is {group_size}, but {algorithm_type!r} compares the rollouts of a task with each other: "
@@ -89,6 +91,22 @@ def resolve(
             raise ConfigError("loss.constant_length has no effect: loss.aggregation is not 'constant-length'")
         return algorithm
     return replace(algorithm, constant_length=algorithm.constant_length or max_tokens)
+
+
+def _check_weights(algorithm: Algorithm) -> None:
+    """Raise `ConfigError` unless the weights of named rewards are numbers by name."""
+    weights = algorithm.advantage_args.get("weights")
+    if weights is None or not algorithm.of_advantage.by_name:
+        return
+    numbers = isinstance(weights, Mapping) and all(
+        isinstance(name, str) and isinstance(one, int | float) and math.isfinite(one) and one != 0
+        for name, one in weights.items()
+    )
+    if not numbers or not weights:
+        raise ConfigError(
+            f"loss.advantage_args.weights is {weights!r}: give each reward's name a number that is not 0, such as "
+            "{correct: 1.0, format: 0.5}"
+        )
 
 
 def default_behaviour(algorithm: Algorithm) -> Behaviour:
@@ -132,7 +150,7 @@ def _behaviour_bounds(algorithm: Algorithm, given: Mapping[str, Any]) -> dict[st
 
 
 def _check_terms(algorithm: Algorithm, given: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for settings of the KL term that would have no effect."""
+    """Raise `ConfigError` for settings of the KL term and the mask of sequences that would have no effect."""
     for setting in ("kl_in", "kl_target", "kl_horizon"):
         if setting in given and not algorithm.needs_reference:
             raise ConfigError(
@@ -141,6 +159,12 @@ def _check_terms(algorithm: Algorithm, given: Mapping[str, Any]) -> None:
             )
     if "kl_horizon" in given and algorithm.kl_target is None:
         raise ConfigError("loss.kl_horizon has no effect: set loss.kl_target too")
+    pushes = algorithm.needs_reward and algorithm.advantage not in ("best_of_group", "every_rollout")
+    if algorithm.sequence_mask is not None and not (pushes or algorithm.teaches_sampled):
+        raise ConfigError(
+            f"loss.sequence_mask has no effect: no advantage of {algorithm.name!r} is negative (loss.advantage "
+            f"{algorithm.advantage!r})"
+        )
 
 
 def _resolve_part(

@@ -17,8 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpen.types import metric_named
+
 FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int64]
+OWN_REWARD = "reward"
+"""The name of a rollout's reward among the names of its metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +34,7 @@ class Scores:
     `returns_R` are the episodes' returns: the sum of step rewards, or else the reward. `call_rewards_C` is the reward
     that the workflow set on a call, NaN if none. Calls of a group with equal `states_C` were made in the same state of
     the environment. `num_tokens_C` counts trained tokens. `baselines_R` is the reward of the greedy rollout of each
-    rollout's task, None if there are no greedy rollouts.
+    rollout's task, None if there are no greedy rollouts. `metrics_R` are what was measured of each rollout, by name.
     """
 
     rewards_R: FloatArray
@@ -42,6 +46,7 @@ class Scores:
     states_C: IndexArray
     num_tokens_C: IndexArray
     baselines_R: FloatArray | None = None
+    metrics_R: npt.NDArray[np.object_] | None = None
 
     @classmethod
     def of_rollouts(cls, rewards: Any, groups: Any = None, num_calls: Any = None) -> Scores:
@@ -59,6 +64,18 @@ class Scores:
             states_C=np.arange(num),
             num_tokens_C=np.ones(num, np.int64),
         )
+
+    def named(self, name: str) -> FloatArray:
+        """Return a reward of each rollout by its name, shape R: a metric, or `reward`, the rollout's own. Raises
+        `ValueError` for a rollout without it."""
+        if name == OWN_REWARD:
+            return self.rewards_R
+        metrics = [{}] * len(self.rewards_R) if self.metrics_R is None else self.metrics_R.tolist()
+        values = [metric_named(of_rollout, name) for of_rollout in metrics]
+        if None in values:
+            known = ", ".join(sorted(metrics[values.index(None)])) or "none"
+            raise ValueError(f"a rollout has no metric {name!r} (it has {known})")
+        return np.array(values, np.float64)
 
     def per_call(self, values_R: FloatArray) -> FloatArray:
         """Return, for each call, the value of its rollout, shape C."""

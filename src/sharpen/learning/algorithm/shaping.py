@@ -1,4 +1,5 @@
-"""Reward shaping for over-long answers, and the filters for groups and rollouts, applied before advantages.
+"""Reward shaping for over-long answers, long rollouts and many turns, and the filters for groups and rollouts, applied
+before advantages.
 
 In: the recorded scored rollouts of a group. Out: those that take part, with the rewards that advantages are computed
 from. The records do not change, so everything can be recomputed from them.
@@ -22,13 +23,16 @@ class Shaping:
     """The settings that filter rollouts and shape rewards; by default, nothing changes.
 
     A call with more than `max_length - cache` sampled tokens is penalized, by `penalty` at `max_length` tokens and
-    beyond (`cache` None: no penalty). `drop_truncated` leaves out rollouts that hit a token limit. Groups whose mean
+    beyond (`cache` None: no penalty). `length` and `turns` are the shares of a group's mean reward that the rollout
+    with the most tokens or calls loses. `drop_truncated` leaves out rollouts that hit a token limit. Groups whose mean
     reward is outside `[reward_low, reward_high]` are left out.
     """
 
     max_length: int = 0
     cache: int | None = None
     penalty: float = 1.0
+    length: float = 0.0
+    turns: float = 0.0
     drop_truncated: bool = False
     reward_low: float | None = None
     reward_high: float | None = None
@@ -57,6 +61,8 @@ class Shaping:
             max_length=max_length,
             cache=cache,
             penalty=sampling.overlong_penalty,
+            length=sampling.length_penalty or 0.0,
+            turns=sampling.turns_penalty or 0.0,
             drop_truncated=sampling.overlong_filter,
             reward_low=sampling.reward_low,
             reward_high=sampling.reward_high,
@@ -67,6 +73,31 @@ class Shaping:
         answer of the model and, with `drop_truncated`, that did not hit a token limit."""
         answered = (rollout for rollout in rollouts if rollout.scored and rollout.answered)
         return tuple(rollout for rollout in answered if not (self.drop_truncated and was_truncated(rollout)))
+
+    def shaped_group(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Return a group's rollouts that take part with their shaped rewards (see `shaped`). Each reward loses the
+        group's mean recorded reward, or nothing if that is below 0, times `length n / max n + turns c / max c`, with
+        the rollout's n sampled tokens in c trained calls.
+
+        Source: `LinearLengthPenalty` of prime-rl (559b447), without its term for input tokens.
+        """
+        shaped = [self.shaped(rollout) for rollout in rollouts]
+        rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+        if not (self.length or self.turns) or not rewards:
+            return shaped
+        trained = [[len(call.sampled_ids_S) for call in rollout.calls if call.trainable] for rollout in rollouts]
+        most_tokens, most_calls = max(1, *map(sum, trained)), max(1, *map(len, trained))
+        mean = max(fmean(rewards), 0.0)
+        return [
+            rollout
+            if rollout.reward is None
+            else replace(
+                rollout,
+                reward=rollout.reward
+                - mean * (self.length * sum(calls) / most_tokens + self.turns * len(calls) / most_calls),
+            )
+            for rollout, calls in zip(shaped, trained, strict=True)
+        ]
 
     def shaped(self, rollout: Rollout) -> Rollout:
         """Return a scored rollout with its shaped rewards. The rollout's reward gets the penalty of its longest trained

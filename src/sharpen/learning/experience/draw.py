@@ -53,6 +53,7 @@ def scores_of(rollouts: Sequence[Rollout], baselines: Mapping[str, float | None]
         states_C=np.array([states.setdefault(state_of(*pair), len(states)) for pair in calls], np.int64),
         num_tokens_C=np.array([len(call.sampled_ids_S) for _, call in calls], np.int64),
         baselines_R=np.array([_number(baselines.get(rollout.group_id)) for rollout in rollouts], np.float64),
+        metrics_R=np.array([rollout.metrics for rollout in rollouts], np.object_),
     )
 
 
@@ -202,10 +203,10 @@ def score(groups: Sequence[Group], algorithm: Algorithm) -> dict[str, Advantages
     """Compute advantages over the groups of a step. Return those of each rollout that takes part, by its id, with one
     for each of its calls. Groups that are left out (`left_out`) take no part."""
     rollouts = [
-        algorithm.shaping.shaped(rollout)
+        rollout
         for group in groups
         if left_out(group, algorithm) is None
-        for rollout in algorithm.shaping.taking_part(group.scored)
+        for rollout in algorithm.shaping.shaped_group(algorithm.shaping.taking_part(group.scored))
     ]
     if not rollouts:
         return {}
@@ -237,7 +238,7 @@ def make_batch(
     taking_part = {group.id: algorithm.shaping.taking_part(group.scored) for group in groups}
     training = {id_: rollouts for id_, rollouts in taking_part.items() if id_ not in reasons}
     rollouts = [rollout for members in training.values() for rollout in members]
-    shaped = {id_: [algorithm.shaping.shaped(rollout) for rollout in members] for id_, members in training.items()}
+    shaped = {id_: algorithm.shaping.shaped_group(members) for id_, members in training.items()}
     flat = {id_ for id_, members in shaped.items() if _is_flat(members, algorithm)}
     experiences, rollout_weights = _make_experiences(rollouts, algorithm, advantages)
     rewards = _rewards(rollouts)

@@ -2,19 +2,21 @@
 
 In: hidden states at a pack's rows, output embeddings. Out: logprob, entropy and other moments of each entry, and its
 divergence from another model or a statistic of its distribution. Logits are the largest tensors of training, so their
-number is limited: beyond the limit they are computed in chunks, and again in the backward pass. The gradient of a
-chunk of a model alone is written out (`_Chunk`): it needs one matrix of the chunk's size, where autograd keeps four.
-With a frozen output layer it is prepared while the logits are there (`_FrozenChunk`), and they are computed once.
+number is limited: beyond the limit they are computed in chunks, and again in the backward pass. The gradient of a chunk
+of a model alone is written out (`_Chunks`): it needs one matrix of the chunk's size, where autograd keeps four, and the
+gradient of the output layer, as large as the layer, is there once and each chunk is added to it. With a frozen output
+layer it is prepared while the logits are there (`_FrozenChunk`), and they are computed once.
 
 Shape suffixes: E loss entries, R rows (distinct hidden state, temperature and mask), V vocabulary, C hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -93,32 +95,58 @@ def score_rows(
     device = hidden_RC.device
     order_E = np.argsort(row_E, kind="stable")
     sorted_row_E = row_E[order_E]
-    num_rows = len(hidden_RC)
     vocabulary = head.num_ids + (0 if compared is None else compared.head.num_ids)
     chunk = max(1, max_logits // vocabulary)
-    parts: list[tuple[torch.Tensor, ...]] = []
-    for start in range(0, num_rows, chunk):
-        stop = min(start + chunk, num_rows)
-        first, last = np.searchsorted(sorted_row_E, [start, stop])
-        inputs = (
-            hidden_RC[start:stop],
-            None if temperatures_R is None else temperatures_R[start:stop],
-            to_device(sorted_row_E[first:last] - start, device),
-            to_device(targets_E[order_E[first:last]], device),
-        )
-        other = None if compared is None else compared.rows(start, stop)
-        options = (entropy_gradient, other, statistic, None if masks is None else masks.chunk(start, stop))
-        if num_rows > chunk and torch.is_grad_enabled():
-            if compared is None and statistic is None and not entropy_gradient and head.is_frozen:
-                parts.append(_FrozenChunk.apply(head, options[-1], *inputs))  # type: ignore[no-untyped-call]
-            elif compared is None and statistic is None:
-                parts.append(_Chunk.apply(head, entropy_gradient, options[-1], *inputs, *_trained(head)))  # type: ignore[no-untyped-call]
+    starts = range(0, len(hidden_RC), chunk)
+    firsts = np.searchsorted(sorted_row_E, [*starts, len(hidden_RC)]).tolist()
+    spans = [
+        _Span(start, min(start + chunk, len(hidden_RC)), first, last)
+        for start, (first, last) in zip(starts, itertools.pairwise(firsts), strict=True)
+    ]
+    inputs = (hidden_RC, temperatures_R, to_device(sorted_row_E, device), to_device(targets_E[order_E], device))
+    again = len(spans) > 1 and torch.is_grad_enabled()
+    alone = compared is None and statistic is None
+    is_frozen = head.is_frozen and not entropy_gradient
+    found: tuple[torch.Tensor, ...]
+    if again and alone and not is_frozen:
+        found = _Chunks.apply(head, entropy_gradient, masks, spans, *inputs, *_trained(head))  # type: ignore[no-untyped-call]
+    else:
+        parts: list[tuple[torch.Tensor, ...]] = []
+        for span in spans:
+            mine, allowed = span.of(*inputs), None if masks is None else masks.chunk(span.start, span.stop)
+            if again and alone:
+                parts.append(_FrozenChunk.apply(head, allowed, *mine))  # type: ignore[no-untyped-call]
+                continue
+            other = None if compared is None else compared.rows(span.start, span.stop)
+            options = (entropy_gradient, other, statistic, allowed)
+            if again:
+                parts.append(checkpoint(_score_chunk, head, *mine, *options, use_reentrant=False))
             else:
-                parts.append(checkpoint(_score_chunk, head, *inputs, *options, use_reentrant=False))
-        else:
-            parts.append(_score_chunk(head, *inputs, *options))
+                parts.append(_score_chunk(head, *mine, *options))
+        found = tuple(torch.cat(chunks) for chunks in zip(*parts, strict=True))
     back_E = to_device(np.argsort(order_E), device)
-    return tuple(torch.cat(chunks)[back_E] for chunks in zip(*parts, strict=True))
+    return tuple(one[back_E] for one in found)
+
+
+class _Span(NamedTuple):
+    """A chunk: rows `start:stop`, and their entries `first:last`."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+    def of(
+        self,
+        hidden_RC: torch.Tensor,
+        temperatures_R: torch.Tensor | None,
+        row_E: torch.Tensor,
+        targets_E: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
+        """Return the same of the chunk alone, whose rows count from 0."""
+        rows, entries = slice(self.start, self.stop), slice(self.first, self.last)
+        temperatures_R = None if temperatures_R is None else temperatures_R[rows]
+        return hidden_RC[rows], temperatures_R, row_E[entries] - self.start, targets_E[entries]
 
 
 def _score_chunk(
@@ -175,20 +203,17 @@ def _trained(head: OutputLayer) -> list[torch.nn.Parameter]:
     return [one for one in head.embeddings.parameters() if one.requires_grad]
 
 
-class _Chunk(torch.autograd.Function):
-    """`_score_chunk` of a model alone. Nothing of the size of its logits is kept until the backward pass, which
-    computes them again.
-
-    With probabilities p of a row, at temperature T, and the gradients g_E of its entries' logprobs and h of its
-    entropies' sum: the gradient of its logits is (g of its targets - p (sum of g + h (log p + entropy))) / T.
-    """
+class _Chunks(torch.autograd.Function):
+    """`_score_chunk` of a model alone, for all chunks. Nothing of the size of their logits is kept until the backward
+    pass, which computes them again."""
 
     @staticmethod
     def forward(
         ctx: Any,
         head: OutputLayer,
         entropy_gradient: bool,
-        masks: tuple[torch.Tensor, torch.Tensor] | None,
+        masks: RowMasks | None,
+        spans: Sequence[_Span],
         hidden_RC: torch.Tensor,
         temperatures_R: torch.Tensor | None,
         row_E: torch.Tensor,
@@ -196,9 +221,15 @@ class _Chunk(torch.autograd.Function):
         *trained: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """`trained` are the parameters of the output layer that get gradients."""
-        found = _score_chunk(head, hidden_RC, temperatures_R, row_E, targets_E, False, None, None, masks)
-        ctx.head, ctx.entropy_gradient, ctx.masks = head, entropy_gradient, masks
-        ctx.save_for_backward(hidden_RC, temperatures_R, row_E, targets_E, found[1])
+        ctx.head, ctx.entropy_gradient, ctx.spans = head, entropy_gradient, spans
+        ctx.masks = [None if masks is None else masks.chunk(span.start, span.stop) for span in spans]
+        inputs = (hidden_RC, temperatures_R, row_E, targets_E)
+        parts = [
+            _score_chunk(head, *span.of(*inputs), False, None, None, allowed)
+            for span, allowed in zip(spans, ctx.masks, strict=True)
+        ]
+        found = tuple(torch.cat(chunks) for chunks in zip(*parts, strict=True))
+        ctx.save_for_backward(*inputs, found[1])
         ctx.autocast = _autocast_type(hidden_RC.device.type)
         ctx.mark_non_differentiable(*found[2:], *([] if entropy_gradient else [found[1]]))
         return found
@@ -206,30 +237,121 @@ class _Chunk(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_E: torch.Tensor, entropy_grad_E: torch.Tensor, *_: Any) -> tuple[Any, ...]:
-        """See the formula of the class."""
-        hidden_RC, temperatures_R, row_E, targets_E, entropy_E = ctx.saved_tensors
-        trained = _trained(ctx.head)  # anew: those of a sharded model are gathered again by now
-        dtype, kind = ctx.autocast, hidden_RC.device.type
-        with torch.enable_grad(), nullcontext() if dtype is None else torch.autocast(kind, dtype=dtype):
-            hidden_RC = hidden_RC.detach().requires_grad_()
-            logits_RV = ctx.head.logits(hidden_RC)
-        with torch.no_grad():
-            logprobs_RV = _tempered(logits_RV, temperatures_R, ctx.masks).log_softmax(dim=-1)
-            sum_R = logprobs_RV.new_zeros(len(logprobs_RV)).index_add_(0, row_E, grad_E)
-            if ctx.entropy_gradient:
-                entropy_R = sum_R.new_empty(len(sum_R)).index_copy_(0, row_E, entropy_E)
-                by_row_R = torch.zeros_like(sum_R).index_add_(0, row_E, entropy_grad_E)
-                factor_RV = (logprobs_RV + entropy_R[:, None]).mul_(by_row_R[:, None]).add_(sum_R[:, None])
-                grad_RV = logprobs_RV.exp_().mul_(factor_RV).neg_()
-                del factor_RV
-            else:
-                grad_RV = logprobs_RV.exp_().mul_(-sum_R[:, None])
-            vocabulary = grad_RV.shape[1]
-            grad_RV.view(-1).index_add_(0, row_E * vocabulary + targets_E, grad_E)
-            if temperatures_R is not None:
-                grad_RV /= temperatures_R.to(grad_RV.dtype)[:, None]
-        grads = torch.autograd.grad(logits_RV, (hidden_RC, *trained), grad_RV.to(logits_RV.dtype))
-        return None, None, None, grads[0], None, None, None, *grads[1:]
+        """Add up the gradients of the output layer, chunk by chunk."""
+        *inputs, entropy_E = ctx.saved_tensors
+        layer = (_Product if _Product.is_that_of(ctx.head) else _AnyLayer)(ctx.head, ctx.autocast)
+        parts = []
+        for span, allowed in zip(ctx.spans, ctx.masks, strict=True):
+            hidden_RC, temperatures_R, row_E, targets_E = span.of(*inputs)
+            entries = slice(span.first, span.last)
+            entropies = (entropy_E[entries], entropy_grad_E[entries]) if ctx.entropy_gradient else None
+            logits_RV = layer.logits(hidden_RC)
+            grad_RV = _gradient_of_logits(
+                logits_RV.detach(), temperatures_R, allowed, row_E, targets_E, grad_E[entries], entropies
+            )
+            parts.append(layer.add(hidden_RC, logits_RV, grad_RV))
+            del logits_RV, grad_RV
+        return None, None, None, None, torch.cat(parts), None, None, None, *layer.gradients
+
+
+def _gradient_of_logits(
+    logits_RV: torch.Tensor,
+    temperatures_R: torch.Tensor | None,
+    masks: tuple[torch.Tensor, torch.Tensor] | None,
+    row_E: torch.Tensor,
+    targets_E: torch.Tensor,
+    grad_E: torch.Tensor,
+    entropies: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """Return the gradient of a chunk's logits. `entropies` are those of its entries and their gradients.
+
+    With probabilities p of a row, at temperature T, and the gradients g_E of its entries' logprobs and h of its
+    entropies' sum: it is (g of its targets - p (sum of g + h (log p + entropy))) / T.
+    """
+    logprobs_RV = _tempered(logits_RV, temperatures_R, masks).log_softmax(dim=-1)
+    sum_R = logprobs_RV.new_zeros(len(logprobs_RV)).index_add_(0, row_E, grad_E)
+    if entropies is not None:
+        entropy_E, entropy_grad_E = entropies
+        entropy_R = sum_R.new_empty(len(sum_R)).index_copy_(0, row_E, entropy_E)
+        by_row_R = torch.zeros_like(sum_R).index_add_(0, row_E, entropy_grad_E)
+        factor_RV = (logprobs_RV + entropy_R[:, None]).mul_(by_row_R[:, None]).add_(sum_R[:, None])
+        grad_RV = logprobs_RV.exp_().mul_(factor_RV).neg_()
+    else:
+        grad_RV = logprobs_RV.exp_().mul_(-sum_R[:, None])
+    vocabulary = grad_RV.shape[1]
+    grad_RV.view(-1).index_add_(0, row_E * vocabulary + targets_E, grad_E)
+    if temperatures_R is not None:
+        grad_RV /= temperatures_R.to(grad_RV.dtype)[:, None]
+    return grad_RV
+
+
+class _AnyLayer:
+    """The gradients of an output layer of any kind, by autograd."""
+
+    def __init__(self, head: OutputLayer, autocast: torch.dtype | None) -> None:
+        self._head, self._autocast = head, autocast
+        self._trained = _trained(head)  # anew: those of a sharded model are gathered again by now
+        self._sums: list[torch.Tensor] = []
+        self._hidden_RC = torch.empty(0)
+
+    @property
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Those of its parameters, over all that was added."""
+        return [*self._sums]
+
+    def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the next chunk."""
+        kind = hidden_RC.device.type
+        with torch.enable_grad(), nullcontext() if self._autocast is None else torch.autocast(kind, self._autocast):
+            self._hidden_RC = hidden_RC.detach().requires_grad_()
+            return self._head.logits(self._hidden_RC)
+
+    def add(self, hidden_RC: torch.Tensor, logits_RV: torch.Tensor, grad_RV: torch.Tensor) -> torch.Tensor:
+        """Add a chunk's gradients of its parameters; return that of its hidden states."""
+        grads = torch.autograd.grad(logits_RV, (self._hidden_RC, *self._trained), grad_RV.to(logits_RV.dtype))
+        self._sums = [*grads[1:]] if not self._sums else [a.add_(b) for a, b in zip(self._sums, grads[1:], strict=True)]
+        own_RC: torch.Tensor = grads[0]
+        return own_RC
+
+
+class _Product:
+    """The same of a plain product on a processor. Its gradient is a matrix as large as the layer, for each chunk of few
+    rows: it is added to the one that is there, to that of earlier micro-batches too, which is never made anew."""
+
+    def __init__(self, head: OutputLayer, autocast: torch.dtype | None) -> None:
+        self._factor = head.factor
+        self._weight_VC: torch.nn.Parameter = head.embeddings.weight
+        self._rounded_VC = self._weight_VC.detach().to(autocast or self._weight_VC.dtype)
+        earlier = self._weight_VC.grad
+        self._is_new = earlier is None
+        self._sum_VC = torch.zeros_like(self._weight_VC) if earlier is None else earlier
+
+    @staticmethod
+    def is_that_of(head: OutputLayer) -> bool:
+        """Whether it is one, and trains."""
+        layer = head.embeddings
+        if type(layer) is not torch.nn.Linear or layer.bias is not None or head.softcap is not None:
+            return False
+        weight, types = layer.weight, (torch.float32, torch.float64)
+        return type(weight.data) is torch.Tensor and weight.is_cpu and weight.requires_grad and weight.dtype in types
+
+    @property
+    def gradients(self) -> list[torch.Tensor | None]:
+        """See `_AnyLayer`; None if it is in its place already."""
+        return [self._sum_VC if self._is_new else None]
+
+    def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
+        """See `_AnyLayer`."""
+        logits_RV = torch.nn.functional.linear(hidden_RC.to(self._rounded_VC.dtype), self._rounded_VC)
+        return logits_RV if self._factor == 1 else logits_RV * self._factor
+
+    def add(self, hidden_RC: torch.Tensor, logits_RV: torch.Tensor, grad_RV: torch.Tensor) -> torch.Tensor:
+        """See `_AnyLayer`. The sum is in the type of the weights, and so is what is added."""
+        if self._factor != 1:
+            grad_RV *= self._factor
+        self._sum_VC.addmm_(grad_RV.t().to(self._sum_VC.dtype), hidden_RC.to(self._sum_VC.dtype))
+        own_RC: torch.Tensor = grad_RV.to(self._rounded_VC.dtype) @ self._rounded_VC
+        return own_RC.to(hidden_RC.dtype)
 
 
 class _FrozenChunk(torch.autograd.Function):

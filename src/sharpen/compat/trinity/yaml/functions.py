@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sharpen.compat.trinity.yaml.draft import Draft
+from sharpen.compat.trinity.yaml.draft import Draft, is_one_of
 from sharpen.compat.trinity.yaml.rules import (
     Rule,
     alternatives,
@@ -17,6 +17,7 @@ from sharpen.compat.trinity.yaml.rules import (
     choice,
     expanded,
     fixed,
+    flag,
     idle,
     itself,
     number,
@@ -122,6 +123,22 @@ def _mu(place: str) -> Rule:
     return rule
 
 
+def _sequence_masking(draft: Draft, key: str, value: Any) -> None:
+    flag(draft, key, value)
+    threshold = f"{key.rpartition('.')[0]}.delta_sequence_masking"
+    if draft.get(key) and draft.given.get(threshold) is None:
+        draft.set_default("loss.sequence_mask", 0.1, threshold)
+    if draft.get(key) and is_one_of(draft.given.get("algorithm.bypass_old_logprobs"), (False,)):
+        draft.say("sequences are compared with their record, not with the weights at the step's beginning", key)
+
+
+def _masking_threshold(draft: Draft, key: str, value: Any) -> None:
+    if draft.given.get(f"{key.rpartition('.')[0]}.enable_sequence_masking"):
+        draft.move(key, "loss.sequence_mask")
+    else:
+        OFF_PART(draft, key, value)
+
+
 OFF_PART = idle("it belongs to a part of the function that is off")
 _THRESHOLD = {
     "std_threshold": to("loss.std_threshold"),
@@ -210,8 +227,9 @@ POLICY_LOSSES = {
         {
             **_CLIP,
             "clip_ratio_c": to("loss.dual_clip"),
-            "enable_sequence_masking fallback_to_policy_gradient": fixed(False),
-            "delta_sequence_masking": OFF_PART,
+            "enable_sequence_masking": _sequence_masking,
+            "delta_sequence_masking": _masking_threshold,
+            "fallback_to_policy_gradient": fixed(False),
         },
     ),
     "gspo": _function("gspo", _CLIP),

@@ -33,6 +33,7 @@ class LossRules:
     behaviour_low: float | None = None
     behaviour_high: float | None = None
     entropy_coef: float = 0.0
+    sequence_mask: float | None = None
 
     @classmethod
     def of(cls, config: RunConfig) -> LossRules:
@@ -62,6 +63,7 @@ class LossRules:
             behaviour_low=low if loss.behaviour_low is None else loss.behaviour_low,
             behaviour_high=high if loss.behaviour_high is None else loss.behaviour_high,
             entropy_coef=preset.entropy_coef if loss.entropy_coef is None else loss.entropy_coef,
+            sequence_mask=preset.sequence_mask if loss.sequence_mask is None else loss.sequence_mask,
         )
 
 
@@ -105,6 +107,8 @@ PRESETS: Mapping[str, LossRules] = {
     "ppo": _GRPO,
     "decoupled_ppo": _with_kl("ppo", arguments=_GRPO_CLIP, behaviour="plain"),
     "rloo": _GRPO,
+    "maxrl": LossRules(arguments={"clip_low": 0.2, "clip_high": 0.2}),
+    "gdpo": LossRules(arguments={"clip_low": 0.2, "clip_high": 0.2}),
     "icepop": LossRules(behaviour="masked", behaviour_low=0.5, behaviour_high=5.0),
     "reinforce": LossRules(policy_loss="reinforce"),
     "remax": LossRules(policy_loss="reinforce"),
@@ -160,4 +164,5 @@ def _preset(name: str) -> LossRules:
         behaviour_low=found.behaviour_low,
         behaviour_high=found.behaviour_high,
         entropy_coef=found.entropy_coef,
+        sequence_mask=found.sequence_mask,
     )

@@ -208,6 +208,15 @@ def behaviour_weight(rules: LossRules, proximal_S: Tensor, recorded_S: Tensor) -
     return ratio_S
 
 
+def kept_in_sequence(rules: LossRules, now_S: Tensor, recorded_S: Tensor, advantage_S: Tensor) -> Tensor:
+    """Return 1 for the tokens of a sequence that count, 0 for those with a negative advantage if the sequence's mean
+    divergence from its record is above the bound."""
+    ones_S = torch.ones_like(advantage_S)
+    if rules.sequence_mask is None or float(_constant(recorded_S - now_S).mean()) <= rules.sequence_mask:
+        return ones_S
+    return ones_S * (advantage_S >= 0)
+
+
 def adapted_coefficient(coefficient: float, measured: float, target: float, horizon: int, num_rollouts: int) -> float:
     """Return the KL coefficient of the next step: a proportional controller whose error is cut at 0.2."""
     error = max(-0.2, min(0.2, measured / target - 1.0))

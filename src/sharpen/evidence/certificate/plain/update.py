@@ -25,6 +25,7 @@ from sharpen.evidence.certificate.plain.losses import (
     adapted_coefficient,
     behaviour_weight,
     divergence,
+    kept_in_sequence,
     left_out_by_moment,
     policy_loss,
 )
@@ -198,6 +199,7 @@ def _loss(
     loss_S = policy_loss(rules)(now_S, base_S, advantages_S, **arguments)
     if one.before_S is not None:
         loss_S = loss_S * behaviour_weight(rules, one.before_S, recorded_S)
+    loss_S = loss_S * kept_in_sequence(rules, now_S, recorded_S, advantages_S)
     loss_S, apart_S = share * loss_S, torch.zeros_like(now_S)
     if one.reference_S is not None and not rules.kl_in_reward:
         apart_S = divergence(rules, now_S, one.reference_S, recorded_S)
