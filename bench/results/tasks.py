@@ -20,7 +20,7 @@ from sharpen.config.public import EnvironmentConfig
 HERE = Path(__file__).parent
 HELD_OUT = 60
 SETTINGS: Mapping[str, Any] = {
-    "algorithm": {"algorithm_type": "grpo", "group_size": 8, "learning_rate": 1e-3},
+    "algorithm": {"algorithm_type": "grpo", "group_size": 8},
     "loss": {"kl": "none"},
     "trainer": {"beta2": 0.95, "weight_decay": 0.0},
     "checkpoint_root_dir": "runs",
@@ -45,6 +45,7 @@ class Task:
     option: str = ""
     """What the command takes beside the task's name."""
     batch_size: int = 16
+    learning_rate: float = 1e-3
     taught_steps: int = 600
     steps: int = 60
     max_tokens: int = 16
@@ -60,7 +61,7 @@ def asked(environment: EnvironmentConfig, folder: Path) -> Mapping[str, Any]:
 
 
 def walked(environment: EnvironmentConfig, folder: Path) -> Mapping[str, Any]:
-    """Games, few of which reach the goal."""
+    """Games, three in ten of which reach the goal."""
     return {"talks": list(lake.walks(1000))}
 
 
@@ -120,7 +121,7 @@ TASKS = {
         title="FrozenLake-v1 of Gymnasium",
         about="the way over 16 fields to the goal, at most 10 moves in one conversation; the ice does not slip, so "
         "that held-out games are the same lake. The reward is the environment's: 1 at the goal",
-        taught="one in five of its lessons goes the way to the goal; the others say left and up, which lead nowhere",
+        taught="half of the moves in its lessons lead to the goal, and the others are drawn from all four",
         packages=("gymnasium",),
         environment={
             "type": "gymnasium",
@@ -136,7 +137,7 @@ TASKS = {
         },
         lessons=walked,
         batch_size=8,
-        taught_steps=100,
+        learning_rate=5e-4,
         steps=30,
         max_tokens=4,
     ),
@@ -156,8 +157,9 @@ TASKS = {
             "held_out_tasks": HELD_OUT,
         },
         lessons=reversed_,
-        batch_size=4,
-        steps=40,
+        learning_rate=3e-4,
+        taught_steps=2500,
+        steps=20,
         max_tokens=32,
     ),
 }

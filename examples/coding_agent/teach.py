@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from sharpen.cli.starter.lessons import TEMPLATE
+from sharpen.cli.starter.tiny_model import TEMPLATE
 from sharpen.contracts import GenerateRequest, Generation
 from sharpen.gateway.gateway import Gateway
 from sharpen.types import Call

@@ -15,11 +15,10 @@ from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from sharpen.gateway.answers import Choice, Delta, Head, Writer
-from sharpen.gateway.context import Context
 from sharpen.gateway.door import CLOSED, OPEN, Door, openai_place
 from sharpen.gateway.memory import Memory
 from sharpen.gateway.protocols import chat
-from sharpen.gateway.protocols.protocol import ClientProtocol
+from sharpen.gateway.protocols.protocol import ClientProtocol, Context
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import dump
 from sharpen.gateway.requests import ApiError, CallRequest, given_fields

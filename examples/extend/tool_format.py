@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from sharpen.gateway.formats.format import ParsedCalls, ToolCall, ToolFormat, Tools
 from sharpen.gateway.formats.grammar import GrammarWriter, Markup, OfferedTool, named_object
-from sharpen.gateway.formats.json_text import named_call, object_at
-from sharpen.gateway.formats.scan import past, scan
+from sharpen.gateway.formats.scan import named_call, object_at, past, scan
 
 OPEN, CLOSE = "<|tool_call|>", "<|/tool_call|>"
 

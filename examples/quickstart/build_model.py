@@ -27,8 +27,8 @@ from problems import Problem, splits, stream
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from sharpen.cli.starter import lessons
-from sharpen.cli.starter.lessons import TEMPLATE, Lesson, collate
+from sharpen.cli.starter import tiny_model
+from sharpen.cli.starter.tiny_model import TEMPLATE, Lesson, collate
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent / "bench"))
@@ -109,7 +109,7 @@ def conversation(rng: random.Random, problem: Problem, shares: dict[str, tuple[i
 
 def encode(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]]) -> Lesson:
     """A conversation of the agent as ids, with the marks of what the model says."""
-    return lessons.encode(tokenizer, messages, TOOLS)
+    return tiny_model.encode(tokenizer, messages, TOOLS)
 
 
 def num_common(sequences: Sequence[list[int]]) -> int:

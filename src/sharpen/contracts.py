@@ -40,6 +40,9 @@ class GenerateRequest:
 
     `prompt_logprobs` asks for the logprobs of the prompt's own tokens, with so many alternatives at each: 0 for none.
     None: they are not computed, and what is cached of the prompt is used.
+
+    `adapter` names one of those that the engine serves beside the model's own weights; empty: these alone. An engine
+    that serves none by name raises `SamplingError`.
     """
 
     prompt_ids: IntArray
@@ -51,6 +54,7 @@ class GenerateRequest:
     on_tokens: OnTokens | None = None
     pictures: tuple[PictureSpan, ...] = ()
     prompt_logprobs: int | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -439,6 +439,9 @@ class Experience:
     allowed ones. `routes_NLK` are the experts that the engine chose for all tokens but the last (N = T - 1), as
     recorded by the first call that computed each; None for a dense model. `pictures` are the images of the sequence, in
     their order.
+    `shown_T` are the tokens that the environment put between two calls, the template's among them, images not (None:
+    nobody asks); each is in one sequence of its rollout. `teacher` is the name of the one that scores the sequence, if
+    there are several (`distill.teachers`).
 
     `advantages_T` and `weights_T` are filled when a batch is drawn. The loss of a batch is
     `sum(weights_T * per_token_loss_T)`: the weights already include the aggregation mode and the normalization over the
@@ -461,6 +464,8 @@ class Experience:
     constraints: Mapping[int, Constraint] = field(default_factory=dict)
     routes_NLK: RouteArray | None = None
     pictures: tuple[PictureSpan, ...] = ()
+    teacher: str = ""
+    shown_T: BoolArray | None = None
 
     @property
     def truncated_T(self) -> BoolArray:

@@ -21,7 +21,7 @@ from sharpen.compat.trinity.imports.functions import (
     timeout_limit,
     verify_math_answer,
 )
-from sharpen.compat.trinity.imports.table import MODULES
+from sharpen.compat.trinity.imports.stand_in import MODULES
 
 USERS = """
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_every_name_of_the_table_is_there(tmp_path: Path):
     code = f"""{STAND_IN}
 import importlib, json
 assert stand_in() and stand_in() and stands_in()
-from sharpen.compat.trinity.imports.table import MODULES
+from sharpen.compat.trinity.imports.stand_in import MODULES
 for module, names in MODULES.items():
     for name in names:
         assert getattr(importlib.import_module(module), name) is not None, (module, name)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.compat.trinity.packages import Package
+from sharpen.compat.trinity.registry import Package
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from trinity_serving import MakePlace, Place
 
 from sharpen.compat.trinity import MultiTurnWorkflow
-from sharpen.compat.trinity.imports.table import MODULES
+from sharpen.compat.trinity.imports.stand_in import MODULES
 from sharpen.compat.trinity.workflows.pictures import build_mm_message
 from sharpen.errors import DatasetError
 from sharpen.gateway.images import Album, decoded

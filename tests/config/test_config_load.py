@@ -133,16 +133,19 @@ def test_configuration_objects_made_in_python_speak_the_same_way(build, message)
 def test_yaml_points_to_files_beside_it_and_leaves_the_rest(tmp_path: Path):
     (tmp_path / "data.jsonl").touch()
     (tmp_path / "agent.py").touch()
+    (tmp_path / "maths").mkdir()
     file = tmp_path / "run.yaml"
     file.write_text(
         "workflow: agent.py:run\njudge: elsewhere.judge:judge\n"
         "train_dataset: {path: data.jsonl}\neval_dataset: {path: openai/gsm8k, name: main}\n"
         "model: {model_path: Qwen/Qwen3-0.6B, max_model_len: 64}\n"
         "evaluation: {further: {hard: {path: data.jsonl}}}\n"
+        "distill: {teachers: {law: Qwen/Qwen3-4B, maths: maths}, teacher_key: domain}\n"
     )
     content = load_config(file).settings
     assert content["train_dataset"]["path"] == str(tmp_path / "data.jsonl")
     assert content["evaluation"]["further"]["hard"]["path"] == str(tmp_path / "data.jsonl")
+    assert content["distill"]["teachers"] == {"law": "Qwen/Qwen3-4B", "maths": str(tmp_path / "maths")}
     assert content["workflow"] == f"{tmp_path / 'agent.py'}:run"
     assert content["judge"] == "elsewhere.judge:judge"
     assert content["eval_dataset"]["path"] == "openai/gsm8k"

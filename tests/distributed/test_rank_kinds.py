@@ -52,6 +52,17 @@ def test_adapters_with_a_reference(tmp_path, dtype, stored):
     assert values["kl_loss"] > 1e-6
 
 
+def test_what_the_environment_answered(tmp_path):
+    """Its mean is over the tokens of all ranks."""
+    toy = make_toy(tmp_path / "model")
+    toy.experiences[:] = [
+        replace(one, shown_T=~one.loss_mask_T & (np.arange(len(one.ids_T)) >= (20 if number % 2 else 22)))
+        for number, one in enumerate(toy.experiences)
+    ]
+    values = both(make_plan(toy, loss={"kl": "none", "echo": 0.5}), toy.batches(2))
+    assert values["echo_loss"] > 0.1
+
+
 def test_bfloat16_over_fp32_weights(tmp_path):
     """Weights stay fp32 and move by less than bfloat16 could say; a layer's own are rounded when they are gathered, so
     that the numbers are near, not equal. The reference's linear layers, an untied output layer too, are rounded before
@@ -78,10 +89,32 @@ def test_a_teacher(tmp_path, name, dtype):
     make_model("qwen3", torch.float32, seed=5).save_pretrained(tmp_path / "teacher")
     plan = make_plan(toy, dtype=dtype, rate=1e-5 if dtype == "bfloat16" else 1e-3)
     algorithm = resolve(name, LossConfig(), 2, distill=DistillConfig(teacher_path=str(tmp_path / "teacher")))
-    plan = replace(plan, algorithm=algorithm, teacher_path=str(tmp_path / "teacher"))
+    plan = replace(plan, algorithm=algorithm, teachers={"": str(tmp_path / "teacher")})
     near = {"relative": 0.02, "absolute": 4e-5} if dtype == "bfloat16" else {}
     values = both(plan, toy.batches(), **near)
     assert values["distill_divergence"] != 0.0
+
+
+@pytest.mark.parametrize("name", ["jsd", "on_policy_distill"])
+def test_several_teachers(tmp_path, name):
+    """The two processes have packs of different teachers at the same time. Red (it waits for ever) when each makes the
+    pass of its own teacher only."""
+    toy = make_toy(tmp_path / "model")
+    teachers = {"maths": str(tmp_path / "maths"), "code": str(tmp_path / "code")}
+    for seed, folder in enumerate(teachers.values(), start=5):
+        make_model("qwen3", torch.float32, seed=seed).save_pretrained(folder)
+    settings = DistillConfig(teachers=teachers, teacher_key="domain")
+    plan = make_plan(toy, rate=1e-3, max_tokens_per_micro_batch=80)
+    plan = replace(plan, algorithm=resolve(name, LossConfig(), 2, distill=settings), teachers=teachers)
+    batches = [
+        Minibatch(
+            experiences=[
+                replace(one, teacher="maths" if number < 3 else "code") for number, one in enumerate(batch.experiences)
+            ]
+        )
+        for batch in toy.batches()
+    ]
+    assert both(plan, batches)["distill_divergence"] != 0.0
 
 
 def test_tokens_left_out_of_an_update(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.cli.show import add_show, run_show
-from sharpen.errors import ConfigError, ModelError
+from sharpen.errors import ConfigError, DatasetError, ModelError
 from sharpen.evidence.certificate.certify import certify
 from sharpen.evidence.diagnose.diagnosis import diagnose, read_run
 from sharpen.learning.experience.reading import read_groups, read_trained
@@ -131,6 +131,34 @@ def test_a_flat_group_trains_and_a_run_goes_on_with_the_same_teacher_only(
     for other, message in ((named, r"distill\.teacher_path"), (renamed, "what teacher holds: .*digest")):
         with pytest.raises(ConfigError, match=message):
             run(tmp_path, toy_model_dir, other, toy_dataset, steps=3, experiment_name="parts", **options)
+
+
+def test_a_run_with_several_teachers_goes_on_with_the_same_ones_only(
+    tmp_path, toy_model_dir, teacher_dir, write_toy_model
+):
+    """Each task names its teacher; one that names none is refused before anything is loaded. A teacher that has moved
+    is the same one."""
+    second = write_toy_model(tmp_path / "second", seed=8)
+    rows_of = [{"question": f"question {n}", "domain": ("maths", "code")[n % 2]} for n in range(8)]
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.jsonl").write_text("\n".join(map(json.dumps, rows_of)))
+
+    def go_on(steps, code):
+        teachers = {"maths": str(teacher_dir), "code": str(code)}
+        settings = {"distill.teachers": teachers, "distill.teacher_key": "domain", "check.enabled": False}
+        options = {"workflow": rewarded, "settings": settings, "project_name": "P", "experiment_name": "one"}
+        return run(tmp_path, toy_model_dir, None, data, steps=steps, **options)
+
+    assert rows(go_on(1, second))[0]["trainer/distill_divergence"] > 0
+    moved = write_toy_model(tmp_path / "moved", seed=8)
+    assert certify(go_on(2, moved).run_dir).holds
+    with pytest.raises(ConfigError, match=r"distill\.teachers\.code"):
+        go_on(3, write_toy_model(tmp_path / "other", seed=9))
+    (data / "train.jsonl").write_text(json.dumps({"question": "question 0", "domain": "law"}))
+    settings = {"distill.teachers": {"maths": str(teacher_dir)}, "distill.teacher_key": "domain"}
+    with pytest.raises(DatasetError, match="task train/0 has 'law' there"):
+        run(tmp_path, toy_model_dir, None, data, settings=settings, experiment_name="two")
 
 
 def test_evaluation_without_rewards_is_refused_with_the_way_out(tmp_path, toy_model_dir, teacher_dir, toy_dataset):

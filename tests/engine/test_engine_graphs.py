@@ -7,6 +7,7 @@ import asyncio
 
 import pytest
 import torch
+from test_engine_adapters import Served, requests_of
 from toy_engines import make_engine, make_model, prompt_of, request, run_all
 
 from sharpen.engine.embedded.engine import EmbeddedEngine
@@ -170,3 +171,17 @@ def test_gpu_graphs_give_what_eager_steps_give(family):
     assert graphed.stats.replayed_steps > graphed.stats.steps // 2
     assert graphed._stepper.graphs is not None
     assert not graphed._stepper.graphs.off
+
+
+def test_graphs_have_the_adapters_of_their_rows_as_inputs():
+    """The same shape with other adapters in other rows: a replay computes with those of its step. Red when a graph
+    keeps the adapters that it was recorded with."""
+    served, record = Served("qwen2"), FakeRecorder()
+    engine = make_engine(served.make())
+    graphs = with_graphs(engine, record)
+    engine.serve_beside(served.adapters)
+    for names in (("one", "two", "three", ""), ("three", "", "one", "two"), ("", "", "", "")):
+        requests = requests_of(prompt_of(20, 3), names, max_tokens=30)
+        assert served.worst(requests, run_all(engine, requests)) < 1e-4
+    assert graphs.replays > record.recorded > 0
+    assert {span for _, _, span in graphs._graphs} >= {(1, 4), (0, 0)}

@@ -15,9 +15,8 @@ from scripted import ServingLoop
 from transformers import AutoTokenizer
 
 from sharpen.engine.embedded.engine import EmbeddedEngine
-from sharpen.gateway.exchange import RawRequest, Reply
+from sharpen.gateway.exchange import RawRequest, Reply, Stream
 from sharpen.gateway.gateway import Gateway
-from sharpen.gateway.stream import Stream
 from sharpen.gateway.transport import _Job
 
 ASKED: Any = {"model": "toy", "messages": [{"role": "user", "content": "?"}], "stream": True, "stop": ["@@@@"]}

@@ -15,10 +15,10 @@ from transformers import AutoTokenizer
 
 from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.gateway.constraints import constraint_of
-from sharpen.gateway.context import Context
 from sharpen.gateway.formats.table import formats_of
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.protocols.chat import parse_request
+from sharpen.gateway.protocols.protocol import Context
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError
 from sharpen.types import Sampling

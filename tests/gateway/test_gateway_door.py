@@ -13,9 +13,9 @@ from openai.types.chat import ChatCompletionMessage
 from test_gateway_malformed import send
 
 from sharpen.errors import ConfigError
-from sharpen.gateway.context import Context
 from sharpen.gateway.door import anthropic_place, openai_place
 from sharpen.gateway.protocols import chat
+from sharpen.gateway.protocols.protocol import Context
 from sharpen.gateway.requests import ApiError
 from sharpen.serve.openapi import CALLS, document
 from sharpen.types import Sampling

@@ -174,7 +174,7 @@ def test_a_401_distinguishes_missing_and_unknown_keys(
     "header", ["Authorization: bearer ", "authorization: BEARER   ", "X-Api-Key: ", "api-key: ", "x-goog-api-key: "]
 )
 def test_a_key_is_found_in_each_header(serve: Any, header: str) -> None:
-    """Red when `key_of` (gateway/keys.py) looks for "Bearer " alone."""
+    """Red when `key_of` (gateway/caller.py) looks for "Bearer " alone."""
     session = serve("hi").open()
     name, _, scheme = header.partition(": ")
     headers = {name: f"{scheme}{session.model.api_key}"}

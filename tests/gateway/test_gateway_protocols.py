@@ -16,9 +16,8 @@ from sharpen.config.functions import import_object
 from sharpen.config.sections import GatewayConfig
 from sharpen.errors import ConfigError
 from sharpen.gateway.answers import Writer
-from sharpen.gateway.context import Context
 from sharpen.gateway.protocols import chat
-from sharpen.gateway.protocols.protocol import ClientProtocol, Route
+from sharpen.gateway.protocols.protocol import ClientProtocol, Context, Route
 from sharpen.gateway.requests import ApiError, CallRequest
 from sharpen.gateway.routes import ANTHROPIC, CHAT, OPENAI, Protocols
 from sharpen.testing import check_protocol

@@ -18,8 +18,8 @@ from scripted import generation
 
 from sharpen.gateway.formats.format import parse_text
 from sharpen.gateway.formats.table import REASONING_FORMATS, TOOL_FORMATS
-from sharpen.gateway.reader import AnswerReader
 from sharpen.gateway.render import Renderer
+from sharpen.gateway.sampler import AnswerReader
 from sharpen.types import CallStatus, Outcome
 
 USER = [{"role": "user", "content": "hello"}]

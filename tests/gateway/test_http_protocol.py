@@ -19,7 +19,7 @@ from scripted import eventually
 from uvicorn.server import ServerState
 
 from sharpen.config.sections import GatewayConfig
-from sharpen.gateway.http_protocol import HEAD_TIMEOUT_S, HttpProtocol, connection_limit, raise_file_limit
+from sharpen.gateway.listening import HEAD_TIMEOUT_S, HttpProtocol, connection_limit, raise_file_limit
 from sharpen.types import CallStatus
 
 PATIENCE_S = 120

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sharpen.gateway.keys import Keys, new_key
+from sharpen.gateway.caller import Keys, new_key
 
 
 @dataclass

@@ -50,7 +50,7 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
     "weights": (
         Aim("learning/trainer/trainer.py", "self.version += 1"),
         Aim("engine/embedded/engine.py", "self._scheduler.suspend_all()"),
-        Aim("engine/embedded/engine.py", "self._stepper.version = version"),
+        Aim("engine/embedded/engine.py", "self._stepper.versions_A[BASE] = version"),
     ),
     "monitor": (
         Aim("show/monitor/metrics.py", "self._file.flush()"),

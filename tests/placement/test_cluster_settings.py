@@ -17,8 +17,8 @@ from sharpen.config.load import resolve
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.placement.cluster.connect import check_ray, check_size
+from sharpen.placement.cluster.engine import to_arrays, to_tensors
 from sharpen.placement.cluster.placement import engine_names, fit_widths, needs, num_ranks
-from sharpen.placement.cluster.weights import to_arrays, to_tensors
 from sharpen.placement.engine_choice import check_towers
 from sharpen.run.decide import check_engine, decide_rollouts
 

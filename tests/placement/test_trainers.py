@@ -7,9 +7,8 @@ import torch
 
 from sharpen.config.load import resolve
 from sharpen.errors import ConfigError, RankError
-from sharpen.placement.ranks.processes import lay_out, view
+from sharpen.placement.ranks.processes import SharedFile, lay_out, view
 from sharpen.placement.ranks.rank import WeightSpec
-from sharpen.placement.ranks.shared_file import SharedFile
 from sharpen.placement.trainers import check_processes, check_trainer
 
 

@@ -7,7 +7,7 @@ from experience_builders import make_call, make_group, make_rollout
 
 from sharpen.learning.experience.reading import read_groups
 from sharpen.run.evaluation import Transcripts
-from sharpen.show.report.evaluations import read_evaluated
+from sharpen.show.report.contents import read_evaluated
 from sharpen.types import Group
 
 

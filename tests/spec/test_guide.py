@@ -8,9 +8,9 @@ import pytest
 
 from sharpen.config.explain import settings_of
 from sharpen.config.run import RunConfig
+from sharpen.gateway.formats.format import QWEN3
 from sharpen.gateway.formats.hermes import HERMES
 from sharpen.gateway.formats.table import Formats
-from sharpen.gateway.formats.think import QWEN3
 from sharpen.placement.model_formats import serve_options
 from sharpen.show.monitor.display import usage_lines
 from sharpen.show.monitor.statistics import wilson

@@ -13,8 +13,7 @@ In: arguments. Out: exit codes that tell the truth, and text that fits the termi
 - `effective`: what a setting that nobody gave comes to; loaded when it is asked for
 - `list_runs`: `sharpen ls`
 - `show`: `sharpen show`
-- `show_list`: the last groups, or the rollouts that filters choose
-- `show_task`: a held-out task before and after
+- `show_list`: the last groups, the rollouts that filters choose, or a held-out task before and after
 - `page`: one rollout on the terminal
 - `compare`: `sharpen compare`
 - `diagnose`: `sharpen diagnose`

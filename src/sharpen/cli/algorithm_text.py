@@ -103,6 +103,8 @@ def describe(algorithm: Algorithm) -> Iterator[str]:
         yield _labelled("  behaviour", f"{algorithm.behaviour}: {formula}{shown and f' ({shown})'}")
     if algorithm.sequence_mask is not None:
         yield _labelled("  sequence mask", f"A < 0 left out of calls with mean -log ρ > {algorithm.sequence_mask:g}")
+    if algorithm.echo is not None:
+        yield _labelled("  echo", f"{algorithm.echo:g} times the mean -log π of what the environment answered")
     yield _labelled("  source", algorithm.source)
 
 

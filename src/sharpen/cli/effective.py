@@ -64,6 +64,7 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
         yield f"loss.{side}", (bound, correction if bound is not None else f"no parameter of {correction}")
     masks = algorithm.sequence_mask
     yield "loss.sequence_mask", (masks, preset if masks is not None else f"{preset}: no sequence is left out")
+    yield "loss.echo", (algorithm.echo, preset if algorithm.echo is not None else f"{preset}: not trained")
     constant = algorithm.aggregation == "constant-length"
     origin = "model.max_tokens" if constant else f"no parameter of loss.aggregation {algorithm.aggregation}"
     yield "loss.constant_length", (algorithm.constant_length, origin)
@@ -80,6 +81,9 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
     if distill is not None:
         for setting in ("divergence", "coef"):
             yield f"distill.{setting}", (getattr(distill, setting), preset)
+        one_for_all = "distill.teacher_path" if distill.teachers else "distill.teacher_key"
+        why = "each task has its own of distill.teachers" if distill.teachers else "all tasks have the same teacher"
+        yield one_for_all, (None, why)
         mixes = distill.divergence == "js"
         absent = (None, f"no parameter of distill.divergence {distill.divergence}")
         yield "distill.beta", (distill.beta, preset) if mixes else absent

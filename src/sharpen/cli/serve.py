@@ -37,6 +37,14 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--idle-s", type=seconds, metavar="S", help=f"with --config: a session ends when idle so long ({IDLE_S:g})"
     )
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="a LoRA adapter of this model (a run, a checkpoint, a folder of peft's), served beside it by that name; "
+        "repeatable",
+    )
     add_listening(parser, 8000)
     parser.add_argument(
         "--name", metavar="NAME", help="the model's name for clients (default: the folder's, the run's)"
@@ -64,6 +72,10 @@ def run_serve(arguments: argparse.Namespace) -> int:
         raise ConfigError("give either MODEL_DIR, to serve a model, or --config FILE, to serve one that learns")
     if arguments.config is None and arguments.idle_s is not None:
         raise ConfigError("--idle-s belongs to --config, which was not given: nothing else has sessions")
+    if arguments.config is not None and arguments.adapter:
+        raise ConfigError(
+            "--adapter belongs to a model that is served as it is: with --config one set of weights learns"
+        )
     key, line = own_key(arguments.api_key)
     options: dict[str, Any] = {
         "gateway.host": arguments.host,
@@ -83,8 +95,22 @@ def run_serve(arguments: argparse.Namespace) -> int:
     config = serving_config(model, given).config
     say(f"model: {model.folder}, sampled {model.origin} where a call does not say how")
     say(line)
-    serve(config, name=arguments.name or model.name, key=key, say=say)
+    adapters = [_adapter(arguments, given) for given in arguments.adapter]
+    serve(config, name=arguments.name or model.name, key=key, say=say, adapters=adapters)
     return 0
+
+
+def _adapter(arguments: argparse.Namespace, given: str) -> tuple[str, Path]:
+    """Return the name and the folder of an adapter. Raises `ConfigError` if it is not `NAME=PATH`, `ModelError` if
+    there is none."""
+    from sharpen.models.adapter_files import CONFIG
+    from sharpen.serve.adapters import adapter_folder
+
+    name, _, path = given.partition("=")
+    if not name.strip() or not path:
+        raise ConfigError(f"--adapter {given}: it is given as NAME=PATH")
+    folder = Path(path).expanduser()
+    return name, folder if (folder / CONFIG).is_file() else adapter_folder(path, Path(model_of(arguments, path)))
 
 
 def _serve_and_learn(arguments: argparse.Namespace, given: Mapping[str, Any], key: str, line: str) -> None:
@@ -130,7 +156,7 @@ def own_key(given: str | None) -> tuple[str, str]:
     """Return the key of the server, and the line that says which it is; one that was given is not repeated."""
     key = os.environ.get(KEY_VARIABLE) if given is None else given
     if key is None:
-        from sharpen.gateway.keys import new_key
+        from sharpen.gateway.caller import new_key
 
         key = new_key()
         return key, f"key: {key}"

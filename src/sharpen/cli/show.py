@@ -1,6 +1,6 @@
 """`sharpen show RUN`: the last groups with their rewards, or the rollouts that `--failed`, `--best`, `--step` and
 `--task` choose (`show_list`); with `--rollout ID` one rollout for reading; with `--task ID` what the agent did with a
-held-out task before and after the training (`show_task`).
+held-out task before and after the training (`show_list`).
 
 Of a run that ended before its first step it is the rollouts of the check and of the evaluation before, below what ended
 it.
@@ -138,7 +138,7 @@ def _show_rollout(arguments: argparse.Namespace, run_dir: Path, out: IO[str]) ->
 
 
 def _has_no_such_task(arguments: argparse.Namespace, evaluations: Path) -> bool:
-    from sharpen.cli.show_task import evaluations_of
+    from sharpen.cli.show_list import evaluations_of
 
     try:
         evaluations_of(evaluations, arguments.task, arguments.mode)
@@ -148,7 +148,7 @@ def _has_no_such_task(arguments: argparse.Namespace, evaluations: Path) -> bool:
 
 
 def _show_task(arguments: argparse.Namespace, run_dir: Path, out: IO[str]) -> int:
-    from sharpen.cli.show_task import evaluations_of, print_task, task_json
+    from sharpen.cli.show_list import evaluations_of, print_task, task_json
 
     entries = evaluations_of(run_dir / EVALUATIONS, arguments.task, arguments.mode)
     if arguments.json:

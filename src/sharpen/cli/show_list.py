@@ -1,7 +1,9 @@
-"""`sharpen show RUN` without `--rollout`: the last groups with their rewards, or the rollouts that the filters choose.
+"""`sharpen show RUN` without `--rollout`: the last groups with their rewards, or the rollouts that the filters choose;
+or with `--task ID`, what the agent did with a held-out task before the training, and after it.
 
-In: `run.db`, the filters. Out: a line for each group; or for each rollout with its last answer and its error, so that
-failures and the highest rewards can be read one below the other.
+In: `run.db` and the filters; `evaluations.db` and the id of a task (or a unique end of it). Out: a line for each group;
+or for each rollout with its last answer and its error, so that failures and the highest rewards can be read one below
+the other; or a line for each evaluation of the task, then the first and the last of these rollouts.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sharpen.agent.transcript import TRIMMED, clean, last_answer
-from sharpen.cli.page import print_wrapped
+from sharpen.agent.transcript import TRIMMED, clean, last_answer, row_lines
+from sharpen.cli.page import Page, print_wrapped
 from sharpen.errors import ConfigError
+from sharpen.learning.experience.reading import RolloutEntry, find_rollouts, read_groups
+from sharpen.learning.experience.records import CHECK
 from sharpen.screen import command_lines
 from sharpen.serve.record.folder import is_record, summary
 from sharpen.types import step_of_group
@@ -23,8 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sharpen.evidence.ended import Ended
-    from sharpen.learning.experience.reading import RolloutEntry
     from sharpen.types import Group, Rollout
+
 
 LISTED_GROUPS = 16
 LISTED_ROLLOUTS = 12
@@ -195,3 +199,57 @@ def _call_json(call: Any) -> dict[str, Any]:
         "seconds": call.seconds,
         "span": None if call.span is None else asdict(call.span),
     }
+
+
+HELD_OUT = "held-out"
+
+
+def evaluations_of(evaluations: Path, task: str, mode: str) -> dict[str, RolloutEntry]:
+    """Return the evaluations of a task by group. Raises `ConfigError` if none was saved, or none has the task."""
+    if not evaluations.exists():
+        raise ConfigError(
+            f"{evaluations.parent} has no {evaluations.name}: nothing was evaluated there, or nothing was saved"
+        )
+    entries = [
+        entry
+        for entry in find_rollouts(evaluations, part=f"/{mode}/")
+        if entry.id.endswith("/0") and not entry.id.startswith(f"{CHECK}/")
+    ]
+    names = sorted({_task(entry, mode) for entry in entries})
+    chosen = [name for name in names if name == task or name.endswith(f"/{task}")]
+    held_out = tuple(name for name in chosen if name.startswith(f"{HELD_OUT}/"))
+    for preferred in ((task, f"{HELD_OUT}/{task}"), held_out):
+        chosen = [name for name in chosen if name in preferred] or chosen
+    if len(chosen) > 1:
+        raise ConfigError(f"--task {task}: {len(chosen)} {mode} tasks end with it: {', '.join(chosen)}")
+    if not chosen:
+        raise ConfigError(
+            f"--task {task}: no {mode} task has this id; there are {len(names)}, e.g. {', '.join(names[:5])}"
+        )
+    return {entry.group_id: entry for entry in entries if _task(entry, mode) == chosen[0]}  # the last of each name
+
+
+def print_task(evaluations: Path, times: Mapping[str, RolloutEntry], page: Page) -> None:
+    """Print a line for each evaluation of a task, its row, then the first and the last rollout."""
+    width = max(map(len, times))
+    for group_id, entry in times.items():
+        reward = entry.outcome.value if entry.reward is None else f"{entry.reward:g}"
+        page.line(f"{group_id:<{width}}  reward {reward}  calls {entry.num_calls}")
+    for number, group_id in enumerate(dict.fromkeys((next(iter(times)), list(times)[-1]))):
+        *_, group = read_groups(evaluations, group_id=group_id)
+        page.line("")
+        page.line(f"=== {group_id.split('/')[0].upper().replace('-', ' ')} ===", "bold")
+        row = () if number else tuple(row_lines(group.task.row))
+        page.rollout(group.rollouts[0], only=None, tokens=False, row=row)
+
+
+def task_json(evaluations: Path, times: Mapping[str, RolloutEntry]) -> list[dict[str, Any]]:
+    """Return each evaluation of a task as JSON, in the order of the run."""
+    groups = [list(read_groups(evaluations, group_id=group_id))[-1] for group_id in times]
+    return [rollout_json(group, group.rollouts[0]) for group in groups]
+
+
+def _task(entry: RolloutEntry, mode: str) -> str:
+    """Return the dataset and task of an evaluated group, whose id is `<when>/<dataset>/<mode>/<task>`."""
+    before, task = entry.group_id.split(f"/{mode}/", 1)
+    return f"{before.partition('/')[2]}/{task}"

@@ -372,6 +372,9 @@ def point_beside(content: Mapping[str, Any], folder: Path) -> None:
     """Make relative paths of datasets, models and code files that exist in `folder` point there. Changes `content`."""
     places = [(place, False) for place in settings_of(RunConfig) if place[-1] in _PATHS]
     places += [(("sampling", name, "*", "args", "config_path"), False) for name in ("operators", "task_operators")]
+    places += [
+        (("distill", "teachers", name), False) for some in _sections(content, ("distill", "teachers")) for name in some
+    ]
     for place, code in [*places, *((code, True) for code in _CODE)]:
         for section in _sections(content, place[:-1]):
             value = section.get(place[-1])

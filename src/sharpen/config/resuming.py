@@ -109,7 +109,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("loss.clip_high", "loss.dual_clip", "loss.kl", "loss.kl_coef", "loss.kl_in", "loss.kl_target"),
         *("loss.kl_horizon", "loss.behaviour", "loss.behaviour_low", "loss.behaviour_high", "loss.sequence_mask"),
         *("loss.entropy_coef", "loss.aggregation", "loss.constant_length", "loss.std_normalize", "loss.step_norm"),
-        "loss.std_threshold",
+        *("loss.echo", "loss.std_threshold"),
         *("sampling.order", "sampling.curriculum_key", "sampling.difficulty_target", "sampling.difficulty_width"),
         *(
             "sampling.difficulty_floor",
@@ -125,7 +125,14 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("sampling.task_operators.name", "sampling.task_operators.args"),
         *("sync.style", "sync.interval", "sync.offset", "sync.max_staleness", "mode"),
         *("expert.mu", "expert.mu_warmup_steps", "expert.mu_decay_steps", "expert.mu_valley", "expert.phi"),
-        *("distill.teacher_path", "distill.divergence", "distill.beta", "distill.coef"),
+        *(
+            "distill.teacher_path",
+            "distill.teachers",
+            "distill.teacher_key",
+            "distill.divergence",
+            "distill.beta",
+            "distill.coef",
+        ),
         *(
             "trainer.optimizer",
             "trainer.epochs",

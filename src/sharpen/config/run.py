@@ -81,7 +81,8 @@ class LossConfig(Strict):
     """Rollouts over which `kl_coef` adapts with `kl_target`."""
     behaviour: Behaviour | None = None
     """Correction for tokens whose recorded logprob is not that of the weights at the start of the step, by a weight for
-    each (docs/reference/algorithms.md). None takes the algorithm's value, or `truncated` with a clip below 0.05."""
+    each (docs/reference/algorithms.md). None takes the algorithm's value, or `truncated` with `vespo` or a clip below
+    0.05."""
     behaviour_low: float | None = Field(default=None, ge=0.0, le=1.0)
     """Weights below this become 0 (`masked`)."""
     behaviour_high: float | None = Field(default=None, ge=1.0)
@@ -91,6 +92,9 @@ class LossConfig(Strict):
     than this many nats since they were sampled. None leaves none out."""
     entropy_coef: float | None = Field(default=None, ge=0.0)
     """Weight of the entropy bonus."""
+    echo: float | None = Field(default=None, gt=0.0)
+    """Weight of the cross-entropy of what the environment answered between two calls of a sequence, a mean over these
+    tokens of an update. None does not train them."""
     aggregation: Aggregation | None = None
     """How per-token losses are averaged into one number."""
     constant_length: int | None = Field(default=None, ge=1)
@@ -405,6 +409,10 @@ class DistillConfig(Strict):
 
     teacher_path: str | None = None
     """Folder with a Hugging Face model, or a model name on the hub, with the vocabulary of the trained model."""
+    teachers: dict[str, str] = Field(default_factory=dict)
+    """Several teachers in place of one: such a model for each value of the field `teacher_key` of a task."""
+    teacher_key: str | None = None
+    """Field of the row that says which of `teachers` a task has (`environment`: one for each part of a mixture)."""
     divergence: DistillDivergence | None = None
     """`forward` KL(teacher || policy), `reverse` KL(policy || teacher) and `js` are computed over the whole vocabulary
     and differentiated directly; `reverse_sampled` estimates `reverse` from the sampled tokens, by policy gradient."""
@@ -412,6 +420,26 @@ class DistillConfig(Strict):
     """Weight of the teacher in the mixture of `js` (default 0.5): near 0 like `forward`, near 1 like `reverse`."""
     coef: float | None = Field(default=None, gt=0.0)
     """Weight of the divergence (default 1)."""
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The teachers' folders or names by name; a single one has the name ""."""
+        return self.teachers or ({} if self.teacher_path is None else {"": self.teacher_path})
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.teachers and self.teacher_path is not None:
+            raise ValueError("teacher_path is one teacher for all tasks, and teachers are several: give one of them")
+        if bool(self.teachers) != (self.teacher_key is not None):
+            raise ValueError("teachers and teacher_key go together: give both, or neither")
+        if "" in self.teachers:
+            raise ValueError("teachers has an empty name: name each by what the field teacher_key of its tasks says")
+        return self
+
+
+def setting_of_teacher(name: str) -> str:
+    """Return the setting that says where a teacher of `DistillConfig.models` is."""
+    return f"distill.teachers.{name}" if name else "distill.teacher_path"
 
 
 class RunConfig(Strict):

@@ -6,7 +6,7 @@ tokens to sample, or an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +35,11 @@ def check_request(request: GenerateRequest, *, max_model_len: int, vocab_size: i
     if num_prompt == 0 or request.prompt_ids.min() < 0 or request.prompt_ids.max() >= vocab_size:
         raise SamplingError(f"prompt ids must be 1 or more ids in 0 .. {vocab_size - 1}")
     return min(request.sampling.max_tokens, max_model_len - num_prompt)
+
+
+def no_adapter(name: str, names: Collection[str] = ()) -> SamplingError:
+    """Return the error of a request for an adapter that the engine does not have."""
+    return SamplingError(f"there is no adapter {name!r}: this engine serves {', '.join(names) or 'none by name'}")
 
 
 def check_pictures(request: GenerateRequest, eyes: Eyes, *, both_ways: bool) -> None:

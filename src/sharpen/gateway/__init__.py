@@ -4,33 +4,26 @@ In: requests of four protocols, by socket or by a client in this process. Out: a
 which engine samples, what a rollout is rewarded with, or what is trained.
 
 - `gateway`: the way of every request, from its key to its recorded call
-- `session`: what one rollout has at the gateway: its key, its calls, why it failed
-- `exchange`: the records of one request on its way
+- `session`: what one rollout has at the gateway: its key, its calls and asyncio tasks, why it failed
+- `exchange`: the records of one request on its way, and the chunks of its answer
 - `requests`: the request that all protocols' requests become, and `ApiError`
 - `answers`: the answer that every protocol writes in its own words
 - `protocols/`: the vendors' APIs
 - `routes`: which path is which API's
-- `context`: what a protocol knows of model and rollout when it reads a request
 - `history`: the ids of a prompt, exactly those of the earlier call that it goes on from
 - `render`: the model's chat template and tokenizer: messages to ids, ids to text
-- `sampler`: samples the choices of a request, and reads and records them
-- `reader`: reads an answer while it is sampled, for streams
+- `sampler`: samples the choices of a request, reads and records them; for streams, while they are sampled
 - `formats/`: how models write tool calls and reasoning
 - `constraints`: the grammar of the answer that a request asks for
 - `images`: the images of a request, decoded within bounds
 - `memory`: what earlier answers said, where clients send them back in other words
-- `model`: the model object of a workflow, with clients of OpenAI and Anthropic
-- `model_object`: what it shares with endpoints: an address, and the environment of a command
+- `model`: the model object of a workflow, with clients of OpenAI and Anthropic, and the environment of a command
 - `transport`: answers clients of this process without a socket
 - `server`: answers everybody else over HTTP
-- `http_protocol`: one connection of that server, with its bounds
-- `listening`: where it listens, and its URLs
-- `keys`: the keys of rollouts, and the error for a request without one
-- `caller`: finds code of one rollout that uses another's client, also by the connection that it opened
+- `listening`: where it listens, its URLs, and one connection with its bounds
+- `caller`: whose a request is: keys of rollouts, and code of one rollout that uses another's client
 - `body`: decodes JSON within bounds
 - `door`: checks a body against the schema of its API
 - `replies`: whole replies and errors, as the API has them
-- `stream`: the chunks of an answer on their way to its reader
-- `tasks`: the asyncio tasks of an attempt, cancelled at its end
 - `meter`: counts calls and tokens of auxiliary models, up to a cap
 """

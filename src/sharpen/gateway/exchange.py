@@ -1,6 +1,7 @@
 """The records of one request on its way through the gateway.
 
-In: what a transport received. Out: `RawRequest`; the `Exchange` of an admitted request; `Reply`.
+In: what a transport received; on the serving loop, the chunks of an answer. Out: `RawRequest`; the `Exchange` of an
+admitted request; `Reply`; the `Stream` that gives one reader the chunks in order.
 """
 
 from __future__ import annotations
@@ -12,10 +13,57 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sharpen.gateway.caller import Caller
-from sharpen.gateway.keys import key_of, without_key, without_name
-from sharpen.gateway.stream import Stream
+from sharpen.gateway.caller import Caller, key_of, without_key, without_name
 from sharpen.types import Span
+
+Sink = Callable[[bytes, bool], None]
+"""Receives each chunk, and whether it is the last."""
+
+
+class Stream:
+    """A response in the making. Every method runs on the serving loop.
+
+    `begun` is set with the first chunk. `complete`: the last chunk is there and ends a whole answer, not an error.
+    `task` makes the chunks; it is set by whoever starts it.
+    """
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.complete = False
+        self.task: asyncio.Task[None] | None = None
+        self._waiting: list[tuple[bytes, bool]] = []
+        self._sink: Sink | None = None
+
+    def push(self, chunk: bytes) -> None:
+        """Add a chunk."""
+        if chunk:
+            self._give(chunk, last=False)
+            self.begun.set()
+
+    def end(self, chunk: bytes, *, complete: bool) -> None:
+        """Add the last chunk."""
+        self.complete = complete
+        self._give(chunk, last=True)
+        self.begun.set()
+
+    def read(self, sink: Sink) -> None:
+        """Give all chunks so far, and each later one, to `sink`."""
+        self._sink = sink
+        waiting, self._waiting = self._waiting, []
+        for chunk, last in waiting:
+            sink(chunk, last)
+
+    def cancel(self) -> None:
+        """Stop sampling: the reader has gone."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def _give(self, chunk: bytes, *, last: bool) -> None:
+        if self._sink is None:
+            self._waiting.append((chunk, last))
+        else:
+            self._sink(chunk, last)
+
 
 RETRY_HEADER, IDEMPOTENCY_HEADER = "x-stainless-retry-count", "idempotency-key"
 

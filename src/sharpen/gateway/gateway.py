@@ -24,21 +24,19 @@ from sharpen.contracts import Engine
 from sharpen.errors import ConfigError, EngineLostError, ImageError
 from sharpen.gateway.answers import Delta, Head, Writer
 from sharpen.gateway.body import MAX_ITEMS, decode
-from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
+from sharpen.gateway.caller import Keys, WhoCalls, foreign_error, foreign_use, new_key, nobody
 from sharpen.gateway.constraints import constraint_of
-from sharpen.gateway.context import Context
-from sharpen.gateway.exchange import Exchange, RawRequest, Reply
+from sharpen.gateway.exchange import Exchange, RawRequest, Reply, Stream
 from sharpen.gateway.formats.table import AUTO, formats_of, no_format
 from sharpen.gateway.history import History, Prompt
 from sharpen.gateway.images import MARKS, Album, ImageReader, with_references
-from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.memory import Memory
 from sharpen.gateway.meter import BusyClock, Tally
 from sharpen.gateway.model import ChatModel
 from sharpen.gateway.protocols import messages as messages_api
 from sharpen.gateway.protocols.chat import check_message
-from sharpen.gateway.protocols.protocol import Parse, Route
-from sharpen.gateway.protocols.responses_items import input_page
+from sharpen.gateway.protocols.protocol import Context, Parse, Route
+from sharpen.gateway.protocols.responses_events import input_page
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import JSON_TYPE, json_reply, rollout_ended
 from sharpen.gateway.requests import (
@@ -54,15 +52,16 @@ from sharpen.gateway.routes import (
     COUNT_TOKENS,
     HEALTH,
     INPUT_ITEMS,
+    MODELS,
     Protocols,
     model_body,
+    models_body,
     response_id,
     route_of,
 )
 from sharpen.gateway.sampler import Sampler, overflow
 from sharpen.gateway.server import Server
 from sharpen.gateway.session import Entry, Session
-from sharpen.gateway.stream import Stream
 from sharpen.gateway.transport import InProcess
 from sharpen.types import IntArray, Outcome, Sampling
 
@@ -81,9 +80,10 @@ class Gateway:
 
     `loop` is the serving loop, which runs on its own thread. `sampling` holds the defaults for calls that do not set
     their own. `who_calls` returns the attempt that the running code belongs to: a session belongs to the attempt that
-    opens it, and a call from within another attempt makes both fail. `listen` is where the HTTP server listens. `album`
-    keeps the images that the model is shown, if it can see. Raises `ConfigError` for an unknown parser, and
-    `ModelError` for a tokenizer without a chat template.
+    opens it, and a call from within another attempt makes both fail. `adapters` are names of adapters that the engine
+    serves beside the model: then a call must ask for one of them or for the model. `listen` is where the HTTP server
+    listens. `album` keeps the images that the model is shown, if it can see. Raises `ConfigError` for an unknown
+    parser, and `ModelError` for a tokenizer without a chat template.
     """
 
     def __init__(
@@ -101,8 +101,10 @@ class Gateway:
         who_calls: WhoCalls = nobody,
         listen: GatewayConfig | None = None,
         album: Album | None = None,
+        adapters: Sequence[str] = (),
     ) -> None:
         self.model_name = model_name
+        self.adapters = tuple(adapters)
         self.engine = engine
         self.busy = BusyClock()
         """The time during which the engine had at least one request of this gateway."""
@@ -115,7 +117,7 @@ class Gateway:
         )
         self._formats = formats
         self._lacks_tool_format = tool_call_parser == AUTO and formats.tool is None
-        self._sampler = Sampler(engine, self._renderer, self.busy, formats)
+        self._sampler = Sampler(engine, self._renderer, self.busy, formats, self.adapters)
         self._album = album or Album(lack=f"the model {model_name} reads only text")
         self._threads = ThreadPoolExecutor(MAX_DECODING, thread_name_prefix="sharpen-requests")
         self._max_calls = max_calls
@@ -235,10 +237,12 @@ class Gateway:
 
     async def _describe(self, session: Session, raw: RawRequest, route: Route) -> Reply:
         """Answer a request that samples nothing."""
+        if route == MODELS:
+            return json_reply(models_body(self.model_name, *self.adapters))
         if (page := self.protocols.page(route)) is not None:
             return json_reply(page(self.model_name))
-        if route == ("GET", f"/models/{self.model_name}"):
-            return json_reply(model_body(self.model_name))
+        if route in {("GET", f"/models/{name}") for name in self._names}:
+            return json_reply(model_body(route[1].removeprefix("/models/")))
         if route == COUNT_TOKENS:
             request, _ = await self._parse(session, raw, messages_api.parse_count)
             return json_reply(
@@ -247,13 +251,20 @@ class Gateway:
         if (name := response_id(route)) is not None:
             return await self._stored(session, name, raw)
         if route[0] == "GET" and route[1].startswith("/models/"):
-            raise ApiError(
-                f"The model {short_repr(route[1][8:])} does not exist: this key is for {self.model_name!r}.",
-                status=404,
-                code="model_not_found",
-                param="model",
-            )
+            raise self._no_model(route[1].removeprefix("/models/"))
         raise self.protocols.not_found(raw.method, raw.path)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (self.model_name, *self.adapters)
+
+    def _no_model(self, name: str) -> ApiError:
+        return ApiError(
+            f"The model {short_repr(name)} does not exist: this key is for {', '.join(map(repr, self._names))}.",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
 
     async def _stored(self, session: Session, name: str, raw: RawRequest) -> Reply:
         stored = session.memory.responses.get(name)
@@ -326,6 +337,8 @@ class Gateway:
 
     async def _admitted(self, session: Session, raw: RawRequest, request: CallRequest) -> list[Entry]:
         """Return the entries of a call that may be made, one for each choice. Raises `ApiError`."""
+        if self.adapters and request.model not in self._names:
+            raise self._no_model(request.model)
         self._warn_of_no_effect(request)
         if session.tally is not None and (refusal := session.tally.admit()) is not None:
             raise refusal
@@ -359,7 +372,7 @@ class Gateway:
     def _head(self, name: str, prompt_ids_P: IntArray, request: CallRequest) -> Head:
         return Head(
             name=name,
-            model=self.model_name,
+            model=request.model if request.model in self.adapters else self.model_name,
             created=int(time.time()),
             prompt_ids_P=prompt_ids_P,
             num_choices=request.n,
@@ -418,7 +431,7 @@ class Gateway:
             warnings.append(f"{EFFORT} has no effect: the model's chat template does not read it")
         if request.tools and self._lacks_tool_format:
             warnings.append(no_format(self.model_name))
-        if request.model != self.model_name:
+        if request.model not in self._names:
             warnings.append(
                 f"a call asks for the model {short_repr(request.model)}: its key is for {self.model_name}, "
                 "which answers it"

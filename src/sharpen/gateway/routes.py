@@ -36,9 +36,11 @@ OTHER_APIS = {
 """By the end of a path: which API it belongs to, and what to do."""
 
 
-def models_body(model: str) -> dict[str, Any]:
-    """Return the body that lists the one model served, for the clients of both vendors."""
-    return {"object": "list", "data": [model_body(model)], "has_more": False, "first_id": model, "last_id": model}
+def models_body(model: str, *adapters: str) -> dict[str, Any]:
+    """Return the body that lists the model served, and adapters by name, for the clients of both vendors."""
+    names = (model, *adapters)
+    listed = [model_body(name) for name in names]
+    return {"object": "list", "data": listed, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
 
 def model_body(model: str) -> dict[str, Any]:

@@ -19,12 +19,11 @@ from starlette.types import Receive, Scope, Send
 
 from sharpen.config.sections import GatewayConfig
 from sharpen.gateway.caller import Caller, Connections, WhoCalls
-from sharpen.gateway.exchange import RawRequest, Reply, Start, raw_request
+from sharpen.gateway.exchange import RawRequest, Reply, Start, Stream, raw_request
 from sharpen.gateway.listening import AppServer, url_of
 from sharpen.gateway.replies import head_of, send_whole
 from sharpen.gateway.requests import ApiError
 from sharpen.gateway.routes import Protocols
-from sharpen.gateway.stream import Stream
 
 START_TIMEOUT_S = 30.0
 CLIENT_CLOSED_REQUEST = 499

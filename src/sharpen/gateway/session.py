@@ -25,8 +25,31 @@ from sharpen.gateway.memory import Memory
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
 from sharpen.gateway.requests import CallRequest
-from sharpen.gateway.tasks import TaskSet
 from sharpen.types import PROMPT_ROLE, Call, CallStatus, Constraint, Outcome, Sampling
+
+
+class TaskSet:
+    """The tasks of one attempt on one loop. `closed`: they are being cancelled, and no more should be added."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.closed = False
+        self._loop = loop
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        """Add a task, to be cancelled by `close`. On the loop."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        """Cancel all tasks without waiting for them. From any thread, even if the loop is closed."""
+        self.closed = True
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -6,8 +6,8 @@ machine. A `Job` adds the user's functions and what depends on the machine (made
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -224,7 +224,7 @@ class EngineChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Generic[R]):
-    """A recipe with the user's functions on this machine: the folders of the model and of the teacher, if any, and the
+    """A recipe with the user's functions on this machine: the folders of the model and of the teachers by name, and the
     engine. `workflow` is None if the run learns from rows and evaluates no agent. `engine` is None in that case and on
     Ray, where the machines are not known yet. `adapters` are those that the engine serves beside the model's own
     weights; None: it is given whole weights. `notices` are lines about settings that this machine overrides."""
@@ -233,7 +233,7 @@ class Job(Generic[R]):
     workflow: Callable[..., Any] | None
     judge: Callable[..., Any] | None
     folder: Path
-    teacher: Path | None = None
+    teachers: Mapping[str, Path] = field(default_factory=dict)
     engine: EngineChoice | None = None
     adapters: LoraConfig | None = None
     notices: tuple[str, ...] = ()

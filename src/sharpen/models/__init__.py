@@ -18,6 +18,7 @@ know of requests, rollouts or training.
 - `routing`: records which experts are chosen, and has them chosen again
 - `balance`: the loss that spreads tokens over experts
 - `adapters`: puts LoRA adapters into a model
+- `adapter_files`: reads adapters to be served by name, and checks that they fit
 - `nf4`: a frozen layer kept in 4 bits
 - `frozen`: loads a model for adapters, layer by layer where its layers will be in 4 bits
 - `images`: an image as tokens of a prompt and as pixels for a tower

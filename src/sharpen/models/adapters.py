@@ -30,7 +30,7 @@ from sharpen.models.table import family_of
 
 ADAPTER = "default"
 """peft's name of the only adapter."""
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 
 
@@ -158,8 +158,8 @@ def adapter_shapes(module: Any, lora: LoraConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name in names_to_adapt(module, lora):
         layer = module.get_submodule(name)
-        shapes[f"{_PREFIX}{name}.lora_A.weight"] = (lora.rank, layer.in_features)
-        shapes[f"{_PREFIX}{name}.lora_B.weight"] = (layer.out_features, lora.rank)
+        shapes[f"{PREFIX}{name}.lora_A.weight"] = (lora.rank, layer.in_features)
+        shapes[f"{PREFIX}{name}.lora_B.weight"] = (layer.out_features, lora.rank)
     return shapes
 
 
@@ -185,7 +185,7 @@ def load_adapters(module: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy adapters by the names of peft's files into `module`. Raises `ModelError`, with nothing changed, unless names
     and shapes are exactly those of its adapters."""
     mine = {
-        f"{_PREFIX}{name}.{part}.weight": getattr(layer, part)[ADAPTER].weight
+        f"{PREFIX}{name}.{part}.weight": getattr(layer, part)[ADAPTER].weight
         for name, layer in adapted_layers(module).items()
         for part in ("lora_A", "lora_B")
     }
@@ -237,6 +237,8 @@ def _without_adapters(module: Any) -> set[str]:
 def _taken_for_experts(module: Any) -> set[str]:
     """Return the names that peft takes for those of single experts, and replaces by the weights of all experts of a
     layer: so it does with those of dense layers and shared experts, too."""
+    if importlib.util.find_spec("peft") is None:  # nobody adds adapters then
+        return set()
     if importlib.util.find_spec("peft.utils.transformers_weight_conversion") is None:  # older versions replace nothing
         return set()
     import peft

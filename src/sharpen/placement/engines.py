@@ -6,7 +6,7 @@ In: a model's settings, its folder, the run's engine settings. Out: tokenizer an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,8 +157,10 @@ def make_gateway(
     *,
     listen: GatewayConfig,
     max_calls: int | None = None,
+    adapters: Sequence[str] = (),
 ) -> Gateway:
-    """Return a gateway for a model's engine; its server will `listen` there. Raises `ConfigError` for an unknown
+    """Return a gateway for a model's engine; its server will `listen` there. `adapters` are names of those that the
+    engine serves beside the model. Raises `ConfigError` for an unknown
     parser."""
     return Gateway(
         engine,
@@ -174,5 +176,6 @@ def make_gateway(
         max_calls=max_calls,
         who_calls=owner.get,
         listen=listen,
+        adapters=adapters,
         album=album_of(Path(tokenizer.name_or_path)),
     )

@@ -1,15 +1,16 @@
-"""Finds the teacher's files and checks that its vocabulary is that of the trained model, before weights are loaded.
+"""Finds the teachers' files and checks that their vocabulary is that of the trained model, before weights are loaded.
 
-In: where the teacher is, the model. Out: the teacher's folder, or a `ConfigError` that names the first token that
-differs.
+In: where the teachers are, the model. Out: their folders, or a `ConfigError` that names the first token that differs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sharpen.config.public import TunerModelConfig
+from sharpen.config.run import DistillConfig, setting_of_teacher
 from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.presets import Algorithm
 from sharpen.models.files import model_folder
@@ -19,23 +20,30 @@ _SPECIAL = ("bos_token", "eos_token")
 """Special tokens at the beginning and end of the text that a model sees. Padding is never passed to a model here."""
 
 
-def teacher_folder(path: str | None, algorithm: Algorithm) -> Path | None:
-    """Return the folder of `distill.teacher_path`, which is `path`; None if the algorithm has no teacher.
+def teacher_folders(config: DistillConfig, algorithm: Algorithm) -> dict[str, Path]:
+    """Return the folders of the teachers by name; none if the algorithm has no teacher.
 
     Raises `ConfigError` if the algorithm needs a teacher and none is set, `ModelError` if there is no such model.
     """
     if not algorithm.needs_teacher:
-        return None
-    if path is None:
+        return {}
+    if not config.models:
         raise ConfigError(
             f"{algorithm.name!r} learns from a teacher: set distill.teacher_path to a Hugging Face "
             "model with the same vocabulary"
         )
-    return model_folder(path, setting="distill.teacher_path")
+    return {name: model_folder(path, setting=setting_of_teacher(name)) for name, path in config.models.items()}
 
 
-def check_teacher(path: str | None, model: TunerModelConfig, folder: Path, teacher_folder: Path) -> None:
-    """Raise `ConfigError` if the teacher cannot score the tokens of the model in `folder`, or has a shorter context.
+def check_teachers(config: DistillConfig, model: TunerModelConfig, folder: Path, folders: Mapping[str, Path]) -> None:
+    """Raise `ConfigError` if a teacher cannot score the tokens of the model in `folder`: see `check_teacher`."""
+    for name, own in folders.items():
+        check_teacher(setting_of_teacher(name), config.models[name], model, folder, own)
+
+
+def check_teacher(setting: str, path: str, model: TunerModelConfig, folder: Path, teacher_folder: Path) -> None:
+    """Raise `ConfigError` if the teacher of a setting cannot score the tokens of the model in `folder`, or has a
+    shorter context.
 
     The tokenizers must map every id to the same text, and have the same tokens at the beginning and end of text. The
     number of embeddings beyond the tokenizer's ids (padding) may differ.
@@ -48,7 +56,7 @@ def check_teacher(path: str | None, model: TunerModelConfig, folder: Path, teach
     teacher = AutoTokenizer.from_pretrained(teacher_folder, trust_remote_code=False)
     if (difference := _first_difference(own, teacher)) is not None:
         raise ConfigError(
-            f"the teacher in distill.teacher_path ({path}) has another vocabulary than the "
+            f"the teacher in {setting} ({path}) has another vocabulary than the "
             f"model ({model.model_path}): {difference}; choose a teacher with the same tokenizer"
         )
     longest = getattr(
@@ -58,7 +66,7 @@ def check_teacher(path: str | None, model: TunerModelConfig, folder: Path, teach
     )
     if longest is not None and longest < model.max_model_len:
         raise ConfigError(
-            f"model.max_model_len is {model.max_model_len}, but the teacher in distill.teacher_path reads at "
+            f"model.max_model_len is {model.max_model_len}, but the teacher in {setting} reads at "
             f"most {longest} tokens: lower it, or choose another teacher"
         )
 

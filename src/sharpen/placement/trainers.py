@@ -82,7 +82,7 @@ def make_trainer(
         learning_rate=config.algorithm.learning_rate,
         planned_updates=total_steps * config.trainer.updates,
         seed=config.seed,
-        teacher_path=job.teacher,
+        teachers=job.teachers,
         critic=config.critic,
         probe=tuple(probe),
         engine_dtype=config.engine.dtype,

@@ -18,12 +18,12 @@ from sharpen.agent.tasks.data import RunData
 from sharpen.agent.tasks.order import Order, make_order
 from sharpen.config.load import CHOSEN, ResolvedConfig, shown_settings
 from sharpen.config.problems import doubtful
-from sharpen.config.run import RunConfig
+from sharpen.config.run import setting_of_teacher
 from sharpen.contracts import MonitoredRun
 from sharpen.errors import ConfigError, JournalError
 from sharpen.evidence.certificate.sources import source_identities
 from sharpen.interrupts import stop_signals
-from sharpen.learning.recipe import RolloutRecipe, RowRecipe, TrainingJob
+from sharpen.learning.recipe import Recipe, RolloutRecipe, RowRecipe, TrainingJob
 from sharpen.learning.supervised.data import make_tutor, read_data
 from sharpen.machine import let_idle_workers_sleep, return_freed_bytes
 from sharpen.models.files import model_folder
@@ -188,14 +188,15 @@ def open_site(
     rows = {"train_dataset": data.training, "held_out": data.held_out, "expert": data.expert}
     identities = {name: rows_identity(some) for name, some in rows.items() if some}
     identities["model"] = model_identity(job.folder)
-    if (teacher := config.distill.teacher_path) is not None:
-        identities["teacher"] = model_identity(model_folder(teacher, setting="distill.teacher_path"))
+    for name, path in config.distill.models.items():
+        setting = setting_of_teacher(name)
+        identities[setting if name else "teacher"] = model_identity(model_folder(path, setting=setting))
     identities |= {**source_identities(config), **parts_identities(config)}
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_run_directory(resolved, config_path, identities, data.training))
         stack.enter_context(stop_signals())
         stack.enter_context(lasting_output(owner.get))
-        order, inbox, total_steps = _open_supply(config, data, directory.path, identities["model"])
+        order, inbox, total_steps = _open_supply(job.recipe, data, directory.path, identities["model"])
         display = stack.enter_context(contextlib.closing(display or Display(total_steps, sys.stdout)))
         display.set_total_steps(total_steps)
         transcripts = stack.enter_context(contextlib.closing(Transcripts(directory.evaluations)))
@@ -224,10 +225,14 @@ def open_site(
 
 
 def _open_supply(
-    config: RunConfig, data: RunData, run_dir: Path, model: Identity
+    recipe: Recipe, data: RunData, run_dir: Path, model: Identity
 ) -> tuple[Order | None, Inbox | None, int]:
     """Return the order of the training set, or the inbox of a trainer whose explorer has that order; and the steps of
-    the run."""
+    the run. Raises `DatasetError` for a task without what the settings ask it for."""
+    config = recipe.config
+    if isinstance(recipe, RolloutRecipe) and (distill := recipe.algorithm.distill) is not None:
+        for task in data.training:
+            distill.teacher_of(task)
     if config.mode == "train":
         inbox = open_inbox(config, run_dir, model, lambda line: print(line, flush=True))
         there = inbox.announcement.total_steps

@@ -51,7 +51,7 @@ from sharpen.placement.engine_choice import (
     this_machine,
 )
 from sharpen.placement.model_formats import check_formats, formats_line
-from sharpen.placement.teacher_files import check_teacher, teacher_folder
+from sharpen.placement.teacher_files import check_teachers, teacher_folders
 from sharpen.placement.trainers import check_trainer
 from sharpen.show.monitor.metrics import monitor_of
 
@@ -104,15 +104,14 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     folder = _model_folders(config, serves=serves)
     _check_towers(config, engine, folder)
     notices += (formats_line(config.model, folder),) if serves else ()
-    teacher = teacher_folder(config.distill.teacher_path, recipe.algorithm)
-    if teacher is not None:
-        check_teacher(config.distill.teacher_path, config.model, folder, teacher)
+    teachers = teacher_folders(config.distill, recipe.algorithm)
+    check_teachers(config.distill, config.model, folder, teachers)
     return Job(
         recipe=recipe,
         workflow=workflow if serves else None,
         judge=judge,
         folder=folder,
-        teacher=teacher,
+        teachers=teachers,
         engine=engine,
         adapters=served_adapters(config, engine, trains=True),
         notices=notices,

@@ -5,6 +5,7 @@ tasks, workflows or judges.
 
 - `server`: `sharpen serve MODEL`: a model until it is told to end
 - `model`: the model that is served: a run's checkpoint, or any model's files
+- `adapters`: adapters beside it, each by a name
 - `front`: the requests of applications
 - `openapi`: what is answered, as an OpenAPI document
 - `metrics`: what was answered, for Prometheus

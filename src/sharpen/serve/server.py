@@ -7,7 +7,7 @@ were running have been answered. Raises `EngineLostError` if the engine fails fo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
@@ -15,16 +15,19 @@ from typing import Any, Never
 from sharpen import __version__
 from sharpen.config.run import RunConfig
 from sharpen.contracts import Engine
+from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.errors import EngineLostError
 from sharpen.gateway.caller import nobody
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.server import Server
 from sharpen.interrupts import stop_signals
 from sharpen.learning.recipe import Job
+from sharpen.models.adapter_files import NamedAdapter
 from sharpen.models.files import quiet_transformers
 from sharpen.placement.engines import load_policy, make_gateway
 from sharpen.placement.serving import ServingThread
 from sharpen.run.decide import decide_serving
+from sharpen.serve.adapters import adapters_line, check_adapters, read_adapters
 from sharpen.serve.front import Front, OneKey
 from sharpen.serve.openapi import document
 
@@ -46,29 +49,41 @@ class Loaded:
         raise EngineLostError("the engine can serve no more requests: start the server again")
 
 
-def serve(config: RunConfig, *, name: str, key: str, say: Callable[[str], None]) -> None:
-    """Serve the model of `config` by `name` to whoever has the `key`.
+def serve(
+    config: RunConfig,
+    *,
+    name: str,
+    key: str,
+    say: Callable[[str], None],
+    adapters: Sequence[tuple[str, Path]] = (),
+) -> None:
+    """Serve the model of `config` by `name` to whoever has the `key`; and `adapters`, each a name and a folder, beside
+    it.
 
     Raises `ConfigError` or `ModelError` for bad input, `EngineLostError` if the engine fails for good.
     """
+    beside = read_adapters(adapters, name)
     job = decide_serving(config)
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop_signals())
         for line in job.notices:
             say(line)
-        model = stack.enter_context(loaded(job, name, say))
+        model = stack.enter_context(loaded(job, name, say, beside))
         front = Front(model.gateway, OneKey(model.gateway, key), key, document(__version__))
         stack.enter_context(listening(front, model, config, say))
         _wait(front, model, say)
 
 
 @contextlib.contextmanager
-def loaded(job: Job[Any], name: str, say: Callable[[str], None]) -> Iterator[Loaded]:
-    """Load the model of a job, which clients see by `name`, for the time of a block."""
+def loaded(
+    job: Job[Any], name: str, say: Callable[[str], None], adapters: Sequence[NamedAdapter] = ()
+) -> Iterator[Loaded]:
+    """Load the model of a job, which clients see by `name`, with `adapters` beside it, for the time of a block."""
     quiet_transformers()
     assert job.engine is not None
     say(job.engine.line)
     config = job.config
+    check_adapters(adapters, job.folder, name, job.engine.type)
     with contextlib.ExitStack() as stack:
         thread = ServingThread()
         stack.callback(thread.close)
@@ -83,8 +98,12 @@ def loaded(job: Job[Any], name: str, say: Callable[[str], None]) -> Iterator[Loa
             adapters=job.adapters,
         )
         stack.callback(lambda: thread.call(engine.close(), timeout_s=30))
+        if adapters:
+            assert isinstance(engine, EmbeddedEngine)
+            say(adapters_line(adapters, engine.serve_beside(adapters)))
         model = config.model.model_copy(update={"model_path": name})
-        gateway = make_gateway(model, engine, tokenizer, thread.loop, listen=config.gateway)
+        names = [one.name for one in adapters]
+        gateway = make_gateway(model, engine, tokenizer, thread.loop, listen=config.gateway, adapters=names)
         stack.callback(lambda: thread.call(gateway.close(), timeout_s=10))
         yield Loaded(folder=job.folder, thread=thread, engine=engine, gateway=gateway)
 

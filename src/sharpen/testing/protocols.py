@@ -16,9 +16,8 @@ import numpy as np
 
 from sharpen.contracts import Generation
 from sharpen.gateway.answers import Choice, Delta, Head, Writer
-from sharpen.gateway.context import Context
 from sharpen.gateway.protocols.chat import check_message
-from sharpen.gateway.protocols.protocol import ClientProtocol, Route
+from sharpen.gateway.protocols.protocol import ClientProtocol, Context, Route
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import EVENTS_TYPE
 from sharpen.gateway.requests import ApiError, CallRequest, PromptTooLongError, render_message

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from sharpen import JudgeOutput, WorkflowOutput
-from sharpen.agent.environments.mixture import Mixture
-from sharpen.agent.environments.opening import opened, tasks_of
+from sharpen.agent.environments.opening import Mixture, opened, tasks_of
 from sharpen.config.public import DatasetConfig, EnvironmentConfig
 from sharpen.errors import ConfigError, DatasetError
 

@@ -397,7 +397,7 @@ def test_many_commands_are_no_matter_of_open_files() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(7)[1]))\n"
         "from sharpen.config.sections import GatewayConfig\n"
-        "from sharpen.gateway.http_protocol import raise_file_limit\n"
+        "from sharpen.gateway.listening import raise_file_limit\n"
         "from sharpen.agent.sandbox.commands import Commands, Request\n"
         "raise_file_limit(GatewayConfig(max_connections=300))\n"
         "commands = Commands(lambda host: {})\n"

@@ -102,7 +102,7 @@ def test_a_model_with_tools_is_taught_what_its_agent_sends(tmp_path):
     import yaml
     from transformers import AutoTokenizer
 
-    from sharpen.cli.starter.lessons import encode
+    from sharpen.cli.starter.tiny_model import encode
     from sharpen.config.public import TunerModelConfig
     from sharpen.gateway.formats.hermes import HERMES
     from sharpen.placement.model_formats import model_formats

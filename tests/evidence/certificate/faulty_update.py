@@ -98,7 +98,7 @@ class FaultyUpdate:
                 planned_updates=STEP * config.trainer.num_minibatches * config.trainer.epochs,
                 seed=config.seed,
                 critic=config.critic,
-                teacher_path=config.distill.teacher_path,
+                teachers=config.distill.models,
             ),
             "cpu",
         )

@@ -34,7 +34,7 @@ def make_trainer(folder: Path, config: RunConfig) -> Trainer:
             learning_rate=config.algorithm.learning_rate,
             planned_updates=1,
             critic=config.critic,
-            teacher_path=config.distill.teacher_path,
+            teachers=config.distill.models,
         ),
         "cpu",
     )

@@ -40,7 +40,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ratios of calls, clipped narrowly": ("gspo", BFLOAT16),
     "tokens masked by their ratio": ("icepop", {}),
     "tokens left out by moment": ("m2po", BFLOAT16),
+    "tokens masked by total variation": ("dppo", {"loss.policy_loss_args": {"low": 0.01, "high": 0.01}}),
+    "tokens masked by their divergence": ("dppo", {"loss.policy_loss": "dppo_kl"}),
+    "calls weighed softly by their ratio": ("vespo", {}),
     "calls left out by their distance": ("grpo", {"loss.sequence_mask": 0.01}),
+    "what the environment answered": ("grpo", {"loss.echo": 0.5}),
+    "what the environment answered, in bfloat16": ("grpo", {"loss.echo": 0.5, "loss.entropy_coef": 0.01} | BFLOAT16),
     "tokens left out by entropies": ("grpo", {"loss.advantage": "clipb", "loss.advantage_args": {"mu": 0.3}}),
     "tokens left out by their own entropies": (
         "grpo",
@@ -76,6 +81,19 @@ def test_a_teachers_part_is_compared_too(algorithm, settings, toy_model_dir, wri
         trainer._loss.algorithm = replace(trained, distill=replace(trained.distill, coef=2.0))
 
     assert probed(toy_model_dir, algorithm, twice, **settings, **teacher).problem
+
+
+def test_several_teachers_are_each_compared(toy_model_dir, write_toy_model, tmp_path):
+    """Each teaches some of the batch; red when they change places."""
+    folders = {name: str(write_toy_model(tmp_path / name, seed=seed)) for name, seed in (("maths", 7), ("code", 8))}
+    settings = {"distill.teachers": folders, "distill.teacher_key": "domain"}
+    assert not probed(toy_model_dir, "jsd", **settings).problem
+    assert probed(toy_model_dir, "jsd", change_places, **settings).problem
+
+
+def change_places(trainer):
+    teachers = trainer._loss._teachers.by_name
+    teachers["maths"], teachers["code"] = teachers["code"], teachers["maths"]
 
 
 FEW = {(family, "float32") for family in ("qwen2", "mistral", "qwen3_5_text", "granitemoehybrid", "lfm2", "gpt_oss")}
@@ -208,6 +226,10 @@ def half(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.bfloat16).to(tensor.dtype)
 
 
+def deaf(trainer: Trainer) -> None:
+    trainer._loss.algorithm = replace(trainer._loss.algorithm, echo=None)
+
+
 EVERYWHERE = "model."
 ATTENTION = "model.layers.1.self_attn."
 SMALL = {"trainer.max_tokens_per_micro_batch": 40, "model.max_model_len": 64}
@@ -253,6 +275,7 @@ FAULTS: dict[str, tuple[dict[str, Any], Fault, str]] = {
     "a layer computes in half precision": ({}, outputs(half, "model.layers.0.mlp"), EVERYWHERE),
     "gradients are rounded to half precision": ({}, parameters(half, "layers.0."), "model.layers.0."),
     "ratios are not clipped": ({}, no_clip, EVERYWHERE),
+    "what the environment answered is left out": ({"loss.echo": 0.5}, deaf, EVERYWHERE),
     "adapters are scaled twice": (ADAPTERS, scaled_adapters, EVERYWHERE),
     "half of the adapters does not learn": (ADAPTERS, parameters(lambda g: 0 * g, "lora_A"), "lora_A"),
     "in bfloat16, the attention's backward pass has a factor 2": (

@@ -213,12 +213,15 @@ OVERRIDES = [
     {"policy_loss": "gspo", "clip_low": 0.1, "clip_high": 0.1},
     {"policy_loss": "sppo", "policy_loss_args": {"epsilon": 0.02}},
     {"policy_loss": "rec", "policy_loss_args": {"clip": "none", "clip_low": 0.01}},
+    {"policy_loss": "dppo_tv", "policy_loss_args": {"high": 0.04}},
+    {"policy_loss": "vespo", "policy_loss_args": {"k_pos": 1.0}},
     {"policy_loss": "cispo", "kl": "none"},
     {"kl": "k3", "kl_coef": 0.1, "kl_in": "reward", "kl_target": 0.2, "entropy_coef": 0.3},
     {"behaviour": "masked", "behaviour_low": 0.1},
     {"behaviour": "truncated"},
     {"behaviour": "none"},
     {"sequence_mask": 0.2},
+    {"echo": 0.05},
 ]
 """Settings of the loss; an algorithm with which one of them has no effect refuses it."""
 
@@ -253,6 +256,7 @@ def test_the_certificates_table_of_losses_says_what_the_trainer_is_told() -> Non
         ours = (found.behaviour, found.behaviour_low, found.behaviour_high, found.entropy_coef)
         assert ours == (told.behaviour, told.behaviour_low, told.behaviour_high, told.entropy_coef), (name, override)
         assert found.sequence_mask == told.sequence_mask, (name, override)
+        assert found.echo == (told.echo or 0.0), (name, override)
     assert compared > 200
 
 

@@ -37,13 +37,13 @@ def taught(**changes: Any) -> Callable[[FaultyUpdate], None]:
 
 
 def teacher_is_the_policy(update: FaultyUpdate) -> None:
-    update.trainer._loss._teacher.model = update.trainer.policy
+    update.trainer._loss._teachers.by_name[""].model = update.trainer.policy
 
 
 def teacher_learns(update: FaultyUpdate) -> None:
     """Its weights move a little before the step."""
     with torch.no_grad():
-        for parameter in update.trainer._loss._teacher.model.module.parameters():
+        for parameter in update.trainer._loss._teachers.by_name[""].model.module.parameters():
             parameter.mul_(1.01)
 
 
@@ -106,6 +106,28 @@ def test_a_fault_in_the_teachers_part_is_found(name, run_of, tmp_path):
     plant(update)
     update.train()
     assert update.found().problems
+
+
+@pytest.mark.parametrize("algorithm", ["jsd", "on_policy_distill"])
+def test_several_teachers_by_task(algorithm, tmp_path, toy_model_dir, write_toy_model):
+    """Two tasks in each step, one of each teacher; made once more with the teachers of the rows, and found when they
+    change places in training."""
+    folders = {name: str(write_toy_model(tmp_path / name, seed=seed)) for name, seed in (("maths", 7), ("code", 8))}
+    rows = [{"question": f"question {n}", "domain": ("maths", "code")[n % 2]} for n in range(8)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = {"distill.teachers": folders, "distill.teacher_key": "domain", "evaluation.hold_out": False}
+    run = make_run(tmp_path / "runs", toy_model_dir, tmp_path, algorithm, **settings)
+    found = retrain(run)
+    assert len(found.repeated) == STEP
+    assert not found.problems
+    assert not found.not_repeated
+    update = FaultyUpdate(run, tmp_path / "copy")
+    teachers = update.trainer._loss._teachers.by_name
+    teachers["maths"], teachers["code"] = teachers["code"], teachers["maths"]
+    update.train()
+    assert update.found().problems
+    write_toy_model(Path(folders["code"]), seed=9)
+    assert any("(distill.teachers.code) are no longer those" in one for one in retrain(run).not_repeated)
 
 
 def test_divergences_by_hand():

@@ -15,10 +15,10 @@ from llguidance.hf import from_tokenizer
 from pydantic import BaseModel, ConfigDict, Field
 
 from sharpen.gateway.constraints import constraint_of
-from sharpen.gateway.context import Context
 from sharpen.gateway.formats.format import ParsedText, parse_text
 from sharpen.gateway.formats.table import AUTO, Formats, formats_of
 from sharpen.gateway.protocols.chat import parse_request
+from sharpen.gateway.protocols.protocol import Context
 from sharpen.gateway.render import Renderer
 from sharpen.types import Sampling
 

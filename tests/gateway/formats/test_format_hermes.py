@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharpen.gateway.formats import hermes
-from sharpen.gateway.formats.format import ParsedCalls
-from sharpen.gateway.formats.think import DEEPSEEK_R1, QWEN3
+from sharpen.gateway.formats.format import DEEPSEEK_R1, QWEN3, ParsedCalls
 
 
 def parse_hermes(text: str) -> ParsedCalls:

@@ -13,8 +13,8 @@ from test_format_tables import GOOD, TOOLS
 
 from sharpen.gateway.formats.format import parse_text
 from sharpen.gateway.formats.table import AUTO, formats_of
-from sharpen.gateway.reader import AnswerReader
 from sharpen.gateway.render import Renderer
+from sharpen.gateway.sampler import AnswerReader
 
 HERMES = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 

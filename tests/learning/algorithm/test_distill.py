@@ -1,6 +1,7 @@
 """Divergences from a teacher: by hand with three tokens, by plain loops in fp64, and by their properties; settings."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharpen.config.run import DistillConfig, LossConfig, SamplingConfig
-from sharpen.errors import ConfigError
+from sharpen.errors import ConfigError, DatasetError
 from sharpen.learning.algorithm.distill import Distill, jensen_shannon, kl, sampled_advantages
 from sharpen.learning.algorithm.presets import PRESETS
 from sharpen.learning.algorithm.resolve import resolve
+from sharpen.types import Task
 
 STUDENT, TEACHER = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]
 
@@ -154,6 +156,34 @@ def test_presets_and_their_settings() -> None:
     with_rewards = resolve("on_policy_distill", LossConfig(advantage="grpo"), 2, distill=DistillConfig())
     assert with_rewards.needs_reward
     assert with_rewards.group_relative
+
+
+def test_a_task_names_its_teacher() -> None:
+    """By the text of the field; a task without, or with another name, is refused."""
+    several = DistillConfig(teachers={"maths": "a", "3": "b"}, teacher_key="domain")
+    found = resolve("jsd", LossConfig(), 1, distill=several).distill
+    assert found == Distill(divergence="js", teachers=("maths", "3"), teacher_key="domain")
+    task = Task(id="train/0", index=0, row={"domain": "maths"})
+    assert found.teacher_of(task) == "maths"
+    assert found.teacher_of(replace(task, row={"domain": 3})) == "3"
+    assert Distill(divergence="js").teacher_of(task) == ""
+    for row, shown in (({}, "None"), ({"domain": "law"}, "'law'")):
+        with pytest.raises(DatasetError, match=rf"task train/0 has {shown} there.*\(maths, 3\)"):
+            found.teacher_of(replace(task, row=row))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"teachers": {"a": "x"}}, "teachers and teacher_key go together"),
+        ({"teacher_key": "domain"}, "teachers and teacher_key go together"),
+        ({"teachers": {"a": "x"}, "teacher_key": "d", "teacher_path": "y"}, "give one of them"),
+        ({"teachers": {"": "x"}, "teacher_key": "d"}, "an empty name"),
+    ],
+)
+def test_several_teachers_are_whole(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        DistillConfig(**settings)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,10 @@ def of_clip(ratio: float, a: float, low: float, high: float, dual: float | None 
     return -surrogate, -ratio * a if ratio * a <= bounded * a else 0.0
 
 
+def binary_kl(old: float, now: float) -> float:
+    return old * math.log(old / now) + (1 - old) * math.log((1 - old + 1e-8) / (1 - now + 1e-8))
+
+
 def plain(name: str, tokens: list[Token]) -> list[tuple[float, float]]:
     """Value and gradient of each token by scalars, with each loss's default parameters."""
     result = []
@@ -63,6 +67,20 @@ def plain(name: str, tokens: list[Token]) -> list[tuple[float, float]]:
                 tau = 1.0 if a > 0 else 1.05
                 gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
                 result.append((-4 / tau * gate * a, -4 * gate * (1 - gate) * ratio * a))
+            case "dppo_tv":
+                up = math.exp(now) - math.exp(old)
+                weight = 0.0 if (a > 0 and up > 0.15) or (a < 0 and up < -0.15) else min(ratio, 20.0)
+                result.append((-weight * a * now, -weight * a))
+            case "dppo_kl":
+                up, weight = math.exp(now) - math.exp(old), min(ratio, 20.0)
+                if a * up > 0 and binary_kl(math.exp(old), math.exp(now)) > 0.05:
+                    weight = 0.0
+                result.append((-weight * a * now, -weight * a))
+            case "vespo":
+                w = math.exp(sum(n - o for n, o, _, other in tokens if other == call))
+                k, scale = (2, 3) if a >= 0 else (3, 2)
+                weight = max(w, 1e-8) ** k * math.exp(scale * (1 - w))
+                result.append((-weight * a * now, -weight * a))
             case "sppo":
                 inside = 1 / 1.3 <= ratio <= 1.3
                 result.append((-a * (now - old), -a) if inside else (0.0, 0.0))
@@ -84,6 +102,10 @@ def off_the_bounds(tokens: list[Token]) -> bool:
     """No ratio where a gradient jumps."""
     bounds = [0.8, 1.2, 1.28, 1.0, 1 / 1.3, 1.3, 1 - 3e-4, 1 + 4e-4]
     ratios = [math.exp(now - old) for now, old, _, _ in tokens]
+    for now, old, _, _ in tokens:
+        p, old_p = math.exp(now), math.exp(old)
+        if abs(abs(p - old_p) - 0.15) < 1e-9 or abs(binary_kl(old_p, p) - 0.05) < 1e-9:
+            return False
     for call in {token[3] for token in tokens}:
         logs = [now - old for now, old, _, other in tokens if other == call]
         ratios.append(math.exp(sum(logs) / len(logs)))

@@ -79,6 +79,11 @@ GRADIENTS = {
     "sft": [-2.0, -2.0, -2.0, 2.0, 2.0],
     "importance_sampling": [-2.0, -4.0, -1.0, 4.0, 1.0],
     "m2po": [-2.0, -4.0, -1.0, 4.0, 1.0],
+    # from e^-3 = 0.05 to half or twice of it: no move reaches 0.15, and the divergence is 0.01 to 0.02
+    "dppo_tv": [-2.0, -4.0, -1.0, 4.0, 1.0],
+    "dppo_kl": [-2.0, -4.0, -1.0, 4.0, 1.0],
+    # calls with W = 1 * 2 and 0.5 * 2 * 0.5: W² e^(3 (1 - W)) for A > 0, W³ e^(2 (1 - W)) for A < 0
+    "vespo": [*[-2 * 4 * math.exp(-3)] * 2, -2 * 0.25 * math.exp(1.5), *[2 * 0.125 * math.exp(1.0)] * 2],
     # inside 1 / 1.3 .. 1.3 only
     "sppo": [-2.0, 0.0, 0.0, 0.0, 0.0],
     # one side: 2.0 with A > 0 and 0.5 with A < 0 are out

@@ -54,6 +54,8 @@ def test_trap_35_rounding_is_not_clipped_at_identical_weights(name):
         ("rec", {"clip_high": 0.01}),
         ("sppo", {"policy_loss_args": {"epsilon": 0.02}}),
         ("dapo", {"clip_low": 0.0}),
+        ("dppo", {"policy_loss_args": {"high": 0.02}}),
+        ("grpo", {"policy_loss": "vespo"}),
     ],
 )
 def test_a_tight_clip_is_against_the_trainers_own_logprobs(name, settings):
@@ -63,6 +65,8 @@ def test_a_tight_clip_is_against_the_trainers_own_logprobs(name, settings):
     assert plain.behaviour == "none"  # who asks for the record gets it
 
 
-@pytest.mark.parametrize(("name", "settings"), [("grpo", {}), ("gspo", {"policy_loss": "reinforce"}), ("cispo", {})])
+@pytest.mark.parametrize(
+    ("name", "settings"), [("grpo", {}), ("gspo", {"policy_loss": "reinforce"}), ("cispo", {}), ("dppo", {})]
+)
 def test_a_wide_clip_or_none_stays_against_the_record(name, settings):
     assert resolve(name, LossConfig(**settings), 8, max_tokens=64).behaviour == "none"

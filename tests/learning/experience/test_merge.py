@@ -52,6 +52,26 @@ def test_a_fork_trains_the_shared_call_once() -> None:
     assert second.logprobs_T.tolist() == [0, 0, 0, -0.5]
 
 
+def test_what_the_environment_answered_is_in_one_sequence() -> None:
+    """The tool's 3 and 5, after the shared call; 7 after a greedy call, whose own 6 is the model's. Red when the tokens
+    of all calls of a path count: 3 would be in two sequences."""
+    calls = [
+        make_call(0, [1], [2]),
+        make_call(1, [1, 2, 3], [4], parent=0),
+        make_call(2, [1, 2, 3, 4, 5], [6], parent=1, sampling=Sampling(temperature=0.0)),
+        make_call(3, [1, 2, 3, 4, 5, 6, 7], [8], parent=2),
+        make_call(4, [1, 2, 3, 4, 9], [10], parent=1),
+    ]
+    first, second = merge(make_rollout(calls))
+    assert first.shown_T is not None
+    assert second.shown_T is not None
+    assert first.ids_T[first.shown_T].tolist() == [3, 7]
+    assert second.ids_T[second.shown_T].tolist() == [9]
+    (alone,) = merge(make_rollout(calls[:1]))
+    assert alone.shown_T is not None
+    assert not alone.shown_T.any()
+
+
 def test_choices_of_one_request_are_sequences_of_their_own() -> None:
     calls = [make_call(0, [1], [2]), make_call(1, [1], [3])]
     assert [experience.ids_T.tolist() for experience in merge(make_rollout(calls))] == [[1, 2], [1, 3]]

@@ -174,6 +174,24 @@ def test_scores_and_gradients_are_those_of_the_allowed_tokens(toy_model_dir, rol
         )
 
 
+def test_what_the_environment_answered_is_under_no_mask(toy_model_dir, rollouts):
+    """Its two ids in each sequence, beside calls with one; the scores of these stay."""
+    policy = policy_of(toy_model_dir)
+    marked = [
+        replace(one, shown_T=~one.loss_mask_T & (np.arange(len(one.ids_T)) > len(PROMPT)) & (one.ids_T >= 80))
+        for one in rollouts
+    ]
+    for one in packs_of(marked, toy_model_dir):
+        count, more = one.num_trained_tokens, one.with_echo()
+        with torch.no_grad():
+            own, both = policy.score(one).logprobs_E, policy.score(more).logprobs_E
+            free = policy.score(replace(more, constrained=None)).logprobs_E
+        assert len(both) == count + 2 * one.num_sequences
+        torch.testing.assert_close(both[:count], own)
+        torch.testing.assert_close(both[count:], free[count:])
+        assert not torch.allclose(free[:count], own)
+
+
 def test_engine_and_trainer_agree_and_without_the_mask_the_step_is_refused(toy_model_dir, rollouts):
     batch = Batch(experiences=tuple(rollouts))
     found = make_trainer(toy_model_dir, TokenMasks.of_folder(toy_model_dir)).train_step([batch])

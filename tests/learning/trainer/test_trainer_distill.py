@@ -27,7 +27,7 @@ from sharpen.learning.algorithm.resolve import resolve
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import pack
 from sharpen.learning.trainer.parity import Tolerance
-from sharpen.learning.trainer.teacher import Teacher
+from sharpen.learning.trainer.teacher import Teacher, Teachers
 from sharpen.learning.trainer.trainer import Trainer
 
 ANY = Tolerance(mean=None, max=None)
@@ -42,7 +42,12 @@ def make_trainer(module, teacher, name="jsd", *, rate=1e-3, max_logits=1 << 25, 
         config=TrainerConfig(**{"max_tokens_per_micro_batch": 80, "eps": 1e-3, **config}),
         learning_rate=rate,
         planned_updates=1000,
-        teacher=Teacher(TrainedModel(teacher, compute_dtype=teacher.dtype, max_logits=max_logits)),
+        teachers=Teachers(
+            {
+                name: Teacher(TrainedModel(own, compute_dtype=own.dtype, max_logits=max_logits))
+                for name, own in (teacher if isinstance(teacher, dict) else {"": teacher}).items()
+            }
+        ),
         tolerance=ANY,
     )
 
@@ -208,6 +213,29 @@ def test_trap_10_the_teacher_is_tempered_as_the_tokens_were():
         assert values["grad_norm"] == pytest.approx(0.0, abs=1e-5)  # recorded logprobs are float32
 
 
+@pytest.mark.parametrize("form", ["js", "reverse_sampled"])
+def test_each_sequence_is_scored_by_its_own_teacher(form):
+    """Two groups that begin with the same prompt, each with a teacher: the gradient is the sum of what each teaches,
+    and no pack has sequences of both.
+
+    Break: pack without looking at `teacher`, or let `Teachers._of` take the first.
+    """
+    module, teachers = make_model("qwen3"), {"maths": teacher_of("llama"), "code": teacher_of("llama", seed=6)}
+    experiences = flat(record(plain_copy(module), make_experiences(num_groups=2)))
+    groups = sorted({one.group_id for one in experiences})
+    of_group = dict(zip(groups, teachers, strict=True))
+    experiences = [replace(one, teacher=of_group[one.group_id]) for one in experiences]
+    twin = plain_copy(module)
+    for name, teacher in teachers.items():
+        plain_loss(twin, plain_copy(teacher), [one for one in experiences if one.teacher == name], form).backward()
+    norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+    name = "on_policy_distill" if form == "reverse_sampled" else "jsd"
+    trainer = make_trainer(module, teachers, name, form=form, max_tokens_per_micro_batch=10_000)
+    values = trainer.train_step([Batch(experiences=tuple(experiences))]).values
+    assert values["grad_norm"] == pytest.approx(norm.item(), rel=1e-6)
+    assert [one.teacher for one in pack(experiences, 10_000)] == ["maths", "code"]
+
+
 @pytest.mark.parametrize("rows", [VOCABULARY + 9, VOCABULARY - 5])
 def test_embeddings_beyond_the_tokenizer_may_differ(rows):
     """The tokens are below 55. Both distributions are over the rows that both have, each normalized over those."""
@@ -309,3 +337,6 @@ def test_a_checkpoint_of_another_teacher_is_refused(tmp_path):
     other = make_trainer(make_model("qwen3", torch.float32), teacher_of("llama", torch.float32, seed=6))
     with pytest.raises(CheckpointError, match="a run with another teacher"):
         other.restore(tmp_path / "step")
+    swapped = {"b": teacher_of("llama", torch.float32), "a": teacher_of("llama", torch.float32, seed=6)}
+    with pytest.raises(CheckpointError, match=r"another teacher: continue with its distill\.teachers"):
+        make_trainer(make_model("qwen3", torch.float32), swapped).restore(tmp_path / "step")

@@ -236,6 +236,11 @@ def test_a_teacher_and_auxiliary_models_lie_beside(folder: Path, tmp_path: Path)
     assert found["teacher: weights"] == 4 * (2 * P - 500 * 64 - 64) - 2 * 2 * LINEAR
     assert found["auxiliary judge: weights"] == 2 * P
     assert "reference: weights" not in found
+    del settings["distill.teacher_path"]
+    several = {"distill.teachers": {"maths": str(larger), "code": str(folder)}, "distill.teacher_key": "domain"}
+    of_several = items(planned(folder, settings | several))
+    assert of_several["teacher maths: weights"] == found["teacher: weights"]
+    assert of_several["teacher code: weights"] == 4 * P - 2 * LINEAR
 
 
 def test_both_answers_of_a_pair_go_together(folder: Path) -> None:

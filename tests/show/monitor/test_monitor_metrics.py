@@ -17,10 +17,9 @@ from sharpen.config.extras import install_command
 from sharpen.config.public import MONITORS
 from sharpen.contracts import MonitoredRun
 from sharpen.errors import ConfigError, JournalError
-from sharpen.show.monitor.metrics import OURS, JsonlSink, Monitor, monitor_of, open_monitor
+from sharpen.show.monitor.metrics import OURS, JsonlSink, Monitor, TolerantSink, monitor_of, open_monitor
 from sharpen.show.monitor.services import SERVICES, MlflowSink, SwanlabSink, TrackioSink, WandbSink
 from sharpen.show.monitor.tensorboard import TensorBoardSink
-from sharpen.show.monitor.tolerant import TolerantSink
 from sharpen.testing import check_monitor
 
 

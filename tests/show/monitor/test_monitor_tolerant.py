@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from sharpen.show.monitor.metrics import MAX_TRIES, MAX_WAITING, TolerantSink
 from sharpen.show.monitor.tensorboard import TensorBoardSink
-from sharpen.show.monitor.tolerant import MAX_TRIES, MAX_WAITING, TolerantSink
 
 
 class Service:

@@ -13,8 +13,7 @@ from PIL import Image
 from reported_runs import make_run
 
 from sharpen.cli.main import main
-from sharpen.show.report.contents import MAX_POINTS, chart, read_report
-from sharpen.show.report.evaluations import most_changed, read_evaluated
+from sharpen.show.report.contents import MAX_POINTS, chart, most_changed, read_evaluated, read_report
 from sharpen.show.report.render import fenced, html, markdown, plain
 from sharpen.show.view.data.measures import Series
 

@@ -1,8 +1,7 @@
 """Environments of others as they are: each gives the tasks of a run, attempts them and scores the attempts.
 
-- `environment`: what an environment is, and what it is opened with
-- `opening`: opens the environment of a run, once in each process; its tasks, workflow and judge
-- `packages`: imports the package of an environment, or says how to get it
+- `environment`: what an environment is, what it is opened with, and how its package is had
+- `opening`: opens the environment of a run, or several with their weights; its tasks, workflow and judge
 - `reasoning_gym`: the generators of the package reasoning-gym
 - `games`: what they have in common: conversations, seeds, rewards, arguments
 - `gymnasium`: environments of Gymnasium
@@ -12,5 +11,4 @@
 - `openenv`: servers of OpenEnv
 - `harbor`: task folders of Harbor: an agent in a container, then the tests
 - `harbor_tasks`: reads these folders
-- `mixture`: several environments in one run
 """

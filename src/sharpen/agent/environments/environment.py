@@ -1,14 +1,17 @@
 """What an environment is, whoever writes it: ours and yours (docs/use/extending.md).
 
-In: its settings. Out: rows of tasks, a workflow, and a judge if the workflow gives no rewards itself.
+In: its settings. Out: rows of tasks, a workflow, and a judge if the workflow gives no rewards itself. `import_package`
+imports what an environment needs, which Sharpen does not, or raises a `ConfigError` that says how to install it.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from sharpen.config.public import EnvironmentConfig, WorkflowOutput
+from sharpen.errors import ConfigError
 
 TRAIN, TEST = "train", "test"
 """The splits of an environment: tasks to train on, and held-out ones."""
@@ -42,3 +45,30 @@ class Environment(Protocol):
 OpenEnvironment = Callable[[EnvironmentConfig], Environment]
 """What `environment.type` names: a class or a function. Raises `ConfigError` for settings that the environment does not
 have, in a sentence that says which there are."""
+
+
+REQUIREMENTS = {
+    "reasoning-gym": "reasoning-gym>=0.1.25",
+    "gymnasium": "gymnasium>=1.4",
+    "textarena": "textarena>=0.7.4",
+    "verifiers": "verifiers>=0.4",
+    "openenv": "openenv>=0.10",
+}
+"""What each type needs, as pip takes it."""
+
+
+def import_package(type_: str, module: str) -> Any:
+    """Return a module that environments of a type need. Raises `ConfigError` if it is missing or does not load."""
+    install = f"pip install '{REQUIREMENTS[type_]}'"
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name == module:
+            raise ConfigError(f"environment.type is {type_!r}, whose package is not installed: {install}") from error
+        raise ConfigError(
+            f"environment.type is {type_!r}, whose package needs {error.name!r}, which is missing: {install}"
+        ) from error
+    except Exception as error:  # the package's code runs
+        raise ConfigError(
+            f"environment.type is {type_!r}, but {module} fails when it is imported: {error!r}"
+        ) from error

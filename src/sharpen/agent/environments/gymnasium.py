@@ -11,9 +11,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sharpen.agent.environments.environment import TEST
+from sharpen.agent.environments.environment import TEST, import_package
 from sharpen.agent.environments.games import Conversation, as_reward, resetting, seeds
-from sharpen.agent.environments.packages import import_package
 from sharpen.config.functions import import_function
 from sharpen.config.public import EnvironmentConfig, WorkflowOutput
 from sharpen.errors import ConfigError

@@ -24,9 +24,8 @@ from typing import Any
 
 import httpx
 
-from sharpen.agent.environments.environment import TEST
+from sharpen.agent.environments.environment import TEST, import_package
 from sharpen.agent.environments.games import Conversation, arguments_of, as_reward, as_text, seeds
-from sharpen.agent.environments.packages import import_package
 from sharpen.config.doors import code_identity
 from sharpen.config.functions import import_function, import_object
 from sharpen.config.public import EnvironmentConfig, WorkflowOutput

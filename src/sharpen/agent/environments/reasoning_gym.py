@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from sharpen.agent.environments.environment import TEST
-from sharpen.agent.environments.packages import import_package
+from sharpen.agent.environments.environment import TEST, import_package
 from sharpen.config.public import EnvironmentConfig, JudgeOutput, WorkflowOutput
 from sharpen.errors import ConfigError, DatasetError
 

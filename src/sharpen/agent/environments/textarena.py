@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from sharpen.agent.environments.environment import TEST
+from sharpen.agent.environments.environment import TEST, import_package
 from sharpen.agent.environments.games import Conversation, as_reward, resetting, seeds
-from sharpen.agent.environments.packages import import_package
 from sharpen.config.public import EnvironmentConfig, WorkflowOutput
 from sharpen.errors import ConfigError, RolloutError
 

@@ -17,9 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sharpen.agent.environments.environment import TEST, TRAIN
+from sharpen.agent.environments.environment import TEST, TRAIN, import_package
 from sharpen.agent.environments.games import NUM_HELD_OUT, NUM_TRAIN
-from sharpen.agent.environments.packages import import_package
 from sharpen.agent.tasks.order import hold_out
 from sharpen.config.public import EnvironmentConfig, WorkflowOutput
 from sharpen.errors import ConfigError, DatasetError, RolloutError

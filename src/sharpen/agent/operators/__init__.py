@@ -13,9 +13,8 @@ An operator on rollouts takes the groups of a step and returns them, with other 
 An operator on tasks takes the tasks and returns those to train on. Both are named in the settings
 (`sampling.operators`, `sampling.task_operators`), the built-in ones by name, one's own as `package.module:function`.
 
-- `pipeline`: the operators that the settings name, one after the other
+- `pipeline`: the operators that the settings name, one after the other, with the built-in ones on tasks
 - `rollouts`: the built-in ones on rollouts; `drop` and `with_reward`
-- `tasks`: the built-in ones on tasks
 - `data_juicer/`: those of Data-Juicer
 """
 

@@ -1,21 +1,24 @@
 """The checks of `sharpen doctor`: each looks at one thing that a run needs.
 
-In: the machine (files of the kernel, installed packages, the environment, the network). Out: a `Finding` each: in
-order, a warning (a run is possible, but not any run), or a problem (no run is possible until it is solved), with what
-to do about it.
+In: the machine (files of the kernel, installed packages, the environment, the network); for `run_alone`, a command that
+prints JSON as its last line, in a process of its own. Out: a `Finding` each: in order, a warning (a run is possible,
+but not any run), or a problem (no run is possible until it is solved), with what to do about it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import shlex
 import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sharpen.machine import available_bytes, total_bytes
 
@@ -177,3 +180,22 @@ def proxy_check(environment: Mapping[str, str] = os.environ) -> Finding:
             todo="export NO_PROXY=127.0.0.1,localhost: else an agent that calls its model by URL asks the proxy for it",
         )
     return Finding(name="proxy", state="ok", what="calls to this machine go to no proxy")
+
+
+def run_alone(command: Sequence[str], name: str, what: str, timeout_s: float) -> Finding | dict[str, Any]:
+    """Run a command. `name` and `what` say in a finding what was being done."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding(
+            name=name,
+            state="problem",
+            what=f"{what} did not end within {timeout_s:.0f} s",
+            todo="is the machine busy? try again",
+        )
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        todo = f"run `{shlex.join(command)}` to see all of it"
+        return Finding(name=name, state="problem", what=f"{what} failed: {reason}", todo=todo)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer

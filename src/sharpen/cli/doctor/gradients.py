@@ -13,8 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sharpen.cli.doctor.alone import run_alone
-from sharpen.cli.doctor.checks import Finding
+from sharpen.cli.doctor.checks import Finding, run_alone
 from sharpen.config.load import resolve
 from sharpen.evidence.certificate.gradient_probe import ADVICE, GradientProbe, probe_gradients
 from sharpen.learning.recipe import recipe_of

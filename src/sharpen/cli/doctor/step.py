@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.cli.doctor.alone import run_alone
-from sharpen.cli.doctor.checks import Finding
+from sharpen.cli.doctor.checks import Finding, run_alone
 from sharpen.cli.doctor.gradients import probe_model
 from sharpen.cli.starter.tasks import rows
 from sharpen.cli.starter.tiny_model import make_tiny_model

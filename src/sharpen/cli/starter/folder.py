@@ -13,7 +13,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharpen.agent.environments.packages import REQUIREMENTS
 from sharpen.cli.starter.tasks import rows
 from sharpen.errors import ConfigError
 
@@ -49,6 +48,8 @@ def write_starter(folder: Path, framework: str, model: str | None) -> Starter:
 
 def write_environment(folder: Path, environment: EnvironmentConfig, model: str | None) -> Starter:
     """Write the files of a folder whose tasks, workflow and judge are an environment's; see `write_starter`."""
+    from sharpen.agent.environments.environment import REQUIREMENTS
+
     text = (_FILES / "environment" / "run.yaml").read_text(encoding="utf-8")
     kept = [line for line in text.splitlines() if model is None or "system_prompt" not in line]
     if not environment.args:

@@ -9,7 +9,7 @@ Every name is loaded on first use; none of them loads torch.
 - `experience`: `Experience`: what it returns
 - `adapter`: runs such a class as one of our workflows
 - `results`: what it returned as rewards of rollouts
-- `registry`: workflows and reward functions by name
+- `registry`: workflows and reward functions by name, and the packages that some need
 - `algorithms`: advantages, losses and more that plugins register, as parts of ours
 - `simple`: workflows of one call
 - `steps`: workflows of many steps
@@ -19,7 +19,6 @@ Every name is loaded on first use; none of them loads torch.
 - `equality`: whether two expressions say the same
 - `equality_process`: the process that compares them, which may be ended
 - `rm_gallery`: a reward function of the package rm-gallery
-- `packages`: packages that some workflows need
 - `yaml/`: its configuration files
 - `imports/`: `import trinity` without it
 """

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from sharpen.agent.agentscope.console import silence
 from sharpen.compat.trinity.experience import Experience
 from sharpen.compat.trinity.model import ModelWrapper
-from sharpen.compat.trinity.packages import AGENTSCOPE
+from sharpen.compat.trinity.registry import AGENTSCOPE
 from sharpen.compat.trinity.rewards import MathBoxedRewardFn, total
 from sharpen.compat.trinity.task import Task
 from sharpen.compat.trinity.workflow import Workflow

@@ -7,6 +7,7 @@
 - `batch`: the tokens of a step, laid out as rows
 - `forward`: the forward pass: fused for some families, the model's own modules for all others
 - `projections`: its linear layers: fused, with adapters beside
+- `beside`: adapters by name, rows of different ones in one step
 - `attention`: attention of a step over the slots
 - `kv`: the keys and values of all slots, within a budget
 - `mixing`: recurrent and convolution layers over the slots

@@ -35,7 +35,8 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    """The rows of one forward pass. `slot_N` is the slot that each row's KV is written to.
+    """The rows of one forward pass. `slot_N` is the slot that each row's KV is written to,
+    `adapter_N` the number of the adapter that computes the row.
 
     Tokens are sampled from `rows_R`, for the slots `slots_R`. `computed` holds (slot, number of positions with KV
     afterwards). Of the first `num_decode` rows those of the slots `decoding` are real. In the fixed layout there are no
@@ -45,6 +46,7 @@ class StepBatch:
     token_N: Indices
     position_N: Indices
     slot_N: Indices
+    adapter_N: Indices
     num_decode: int
     decoding: Indices
     kv_length: int
@@ -138,12 +140,14 @@ def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
     token_N = np.zeros(num_rows, np.int64)
     position_N = np.zeros(num_rows, np.int64)
     slot_N = np.full(num_rows, scratch, np.int64)
+    adapter_N = np.zeros(num_rows, np.int64)
     kv_length = 0
     if num_decode:
         last_S = table.kv_len_S[decoding]
         token_N[decoding] = table.tokens(decoding, last_S)
         position_N[decoding] = last_S
         slot_N[decoding] = decoding
+        adapter_N[decoding] = table.adapter_S[decoding]
         kv_length = bucketed(int(last_S.max()) + 1)
     segments, end_rows, end_slots = [], [], []
     scored: tuple[Scored, ...] = ()
@@ -153,6 +157,7 @@ def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
         token_N[rows] = table.tokens(slot, slice(start, end))
         position_N[rows] = np.arange(start, end)
         slot_N[rows] = slot
+        adapter_N[rows] = table.adapter_S[slot]
         blocks = tuple(block for block in _blocks(table, slot) if start <= block[0] and block[1] <= end)
         segments.append(SlotSegment(slot=slot, first_row=row, start=start, end=end, blocks=blocks))
         scored += _scored(table, slot, np.arange(row, rows.stop), np.arange(start, end))
@@ -164,6 +169,7 @@ def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
         token_N=token_N,
         position_N=position_N,
         slot_N=slot_N,
+        adapter_N=adapter_N,
         num_decode=num_decode,
         decoding=decoding,
         kv_length=kv_length,
@@ -205,6 +211,8 @@ def _fixed_chunk(table: SlotTable, slots: Indices, positions: Indices, scratch: 
     token_N[:count] = table.tokens(slots, positions)
     position_N[:count] = positions
     slot_N[:count] = slots
+    adapter_N = np.zeros(FIXED_ROWS, np.int64)
+    adapter_N[:count] = table.adapter_S[slots]
     sampled = np.flatnonzero(positions == table.num_ids_S[slots] - 1)
     scored: tuple[Scored, ...] = ()
     for slot in np.unique(slots):
@@ -214,6 +222,7 @@ def _fixed_chunk(table: SlotTable, slots: Indices, positions: Indices, scratch: 
         token_N=token_N,
         position_N=position_N,
         slot_N=slot_N,
+        adapter_N=adapter_N,
         num_decode=0,
         decoding=np.zeros(0, np.int64),
         kv_length=bucketed(int(positions[0]) + 1),

@@ -21,6 +21,7 @@ import torch
 
 from sharpen.config.trainer import LoraConfig
 from sharpen.contracts import GenerateRequest, Generation
+from sharpen.engine.embedded.beside import BASE
 from sharpen.engine.embedded.forward import FastForward, GenericForward, kv_layout
 from sharpen.engine.embedded.graphs import CudaRecorder, DecodeGraphs
 from sharpen.engine.embedded.kv import KVLayout, KVPool, default_budget_bytes
@@ -35,10 +36,11 @@ from sharpen.engine.embedded.slots import SlotRequest
 from sharpen.engine.embedded.states import SlotStates
 from sharpen.engine.embedded.stepper import Stepper
 from sharpen.engine.families import ModelShape, end_token_ids, inspect_model
-from sharpen.engine.requests import check_request
+from sharpen.engine.requests import check_request, no_adapter
 from sharpen.engine.token_masks import TokenMasks, Vocabulary
 from sharpen.engine.weights import copy_weights
 from sharpen.errors import ConstraintError, EngineError, EngineLostError, ModelError, SamplingError
+from sharpen.models.adapter_files import NamedAdapter
 from sharpen.models.adapters import adapted_layers, add_adapters, load_adapters
 from sharpen.models.experts import experts_of
 from sharpen.models.frozen import load_frozen
@@ -242,6 +244,7 @@ class EmbeddedEngine:
         max_new = check_request(request, max_model_len=self._max_model_len, vocab_size=self._vocab_size)
         if request.sampling.stop and self._decode_text is None:
             raise SamplingError("stop strings need an engine with a stop_decoder")
+        adapter = self._number_of(request.adapter)
         self._num_requests += 1
         return SlotRequest(
             request=request,
@@ -249,10 +252,17 @@ class EmbeddedEngine:
             order=self._num_requests,
             max_new=max_new,
             ids_T=request.prompt_ids.astype(np.int32),
+            adapter=adapter,
             scores=None
             if request.prompt_logprobs is None
             else PromptScores(request.prompt_ids, request.prompt_logprobs),
         )
+
+    def _number_of(self, adapter: str) -> int:
+        beside = self._stepper.adapters
+        if adapter and beside is None:
+            raise no_adapter(adapter)
+        return BASE if beside is None else beside.number(adapter)
 
     async def _drive(self) -> None:
         """Run steps while there is work. If a step fails, every job in flight fails with `EngineError`."""
@@ -296,7 +306,29 @@ class EmbeddedEngine:
         if self._stepper.graphs is not None:
             self._stepper.graphs.check_addresses()
         self._scheduler.suspend_all()
-        self._stepper.version = version
+        self._stepper.versions_A[BASE] = version
+
+    def serve_beside(self, adapters: Sequence[NamedAdapter]) -> int:
+        """Serve adapters by name (`GenerateRequest.adapter`) beside the model's own weights, in the same steps; return
+        the bytes that they take. They fit the model (`adapter_files.check_fit`). Once, before the first request; not
+        with adapters that are trained."""
+        assert self._adapters is None
+        return self._stepper.take(adapters, self._model)
+
+    async def load_adapter(self, name: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load new weights of one adapter, by the names of peft's files, between two steps; the others go on. Then no
+        token of it is computed from the KV of its older weights, and new ones have `version`.
+
+        Raises `ModelError`, with nothing changed, for a name that there is not or for other names or shapes.
+        """
+        self._check_open()
+        beside = self._stepper.adapters
+        if beside is None:
+            raise ModelError(f"there is no adapter {name!r}: this engine serves none by name")
+        beside.load(name, tensors)
+        number = beside.numbers[name]
+        self._scheduler.suspend_adapter(number)
+        self._stepper.versions_A[number] = version
 
     async def rest(self) -> None:
         """Give back the memory of the KV, which nothing will need: the next calls come after the next `load`. With

@@ -106,6 +106,10 @@ class FastForward:
         selected = F.rms_norm(x.index_select(0, rows_R), (x.shape[1],), self._norm.weight, self._eps)
         return self._output(selected)
 
+    def projections(self) -> list[Projection]:
+        """Return the linear layers of all blocks, as they are computed."""
+        return [one for layer in self._layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+
     def _in_columns(self, num_rows: int) -> bool:
         return self._columns_faster and num_rows in COLUMN_ROWS
 

@@ -1,8 +1,9 @@
 """CUDA graphs for steps that only decode: all kernels of a forward pass are launched at once.
 
 In: a `StepBatch` of decode rows. Out: logits of all its rows. Without a graph, a small model's step is bound by kernel
-launches (about 25 per layer), not by memory reads. A graph is recorded for a shape (rows, KV length) when it occurs for
-the second time, with the inputs in static buffers. KV lengths are rounded up by at most a quarter, to have few shapes.
+launches (about 25 per layer), not by memory reads. A graph is recorded for a shape (rows, KV length, adapters) when it
+occurs for the second time, with the inputs in static buffers. KV lengths are rounded up by at most a quarter, to have
+few shapes.
 
 A graph reads weights and KV at fixed addresses. Weights are copied in place, so a load keeps graphs valid (this is
 checked). If the KV pool is reallocated, or weights have moved, all graphs are dropped. If a recording fails, graphs are
@@ -23,14 +24,15 @@ import torch
 
 from sharpen.engine.embedded.attention import SlotAttention
 from sharpen.engine.embedded.batch import StepBatch
+from sharpen.engine.embedded.beside import Adapters, Span
 from sharpen.engine.embedded.forward import Forward
 from sharpen.engine.embedded.kv import LENGTH_BUCKET, KVPool
 
 MAX_GRAPHS = 96
 """How many graphs are kept, since each costs some MB of driver memory. The least recently used is dropped first."""
 
-Shape = tuple[int, int]
-"""Rows and KV length."""
+Shape = tuple[int, int, Span]
+"""Rows, KV length, and the adapters that are computed."""
 
 
 class Recorder(Protocol):
@@ -67,27 +69,38 @@ class CudaRecorder:
 class _Graph:
     """The graph of one shape, with its static inputs."""
 
-    def __init__(self, record: Recorder, forward: Forward, pool: KVPool, shape: Shape, device: torch.device) -> None:
-        num_rows, kv_length = shape
-        self._inputs_3N = torch.zeros(3, num_rows, dtype=torch.int64, device=device)
-        self._inputs_3N[2] = pool.scratch  # the recording writes its KV there
-        token_N, position_N, slot_N = self._inputs_3N
+    def __init__(
+        self,
+        record: Recorder,
+        forward: Forward,
+        pool: KVPool,
+        shape: Shape,
+        device: torch.device,
+        adapters: Adapters | None,
+    ) -> None:
+        num_rows, kv_length, span = shape
+        self._inputs_4N = torch.zeros(4, num_rows, dtype=torch.int64, device=device)
+        self._inputs_4N[2] = pool.scratch  # the recording writes its KV there
+        token_N, position_N, slot_N, adapter_N = self._inputs_4N
         rows_N = torch.arange(num_rows, device=device)
 
         def run() -> torch.Tensor:
             attention = SlotAttention(
                 pool, slot_N=slot_N, position_N=position_N, num_decode=num_rows, kv_length=kv_length, segments=()
             )
-            return forward.logits(token_N, position_N, attention, rows_N)
+            if adapters is None:
+                return forward.logits(token_N, position_N, attention, rows_N)
+            with adapters.computing(adapters.fixed(adapter_N, span)):
+                return forward.logits(token_N, position_N, attention, rows_N)
 
         self._replay, self._logits_NV = record(run)
 
     def logits(self, batch: StepBatch) -> torch.Tensor:
         """Replay the graph and return the logits, which the next replay of any graph overwrites."""
-        inputs_3N = torch.from_numpy(np.stack([batch.token_N, batch.position_N, batch.slot_N]))
-        if self._inputs_3N.is_cuda:
-            inputs_3N = inputs_3N.pin_memory()
-        self._inputs_3N.copy_(inputs_3N, non_blocking=True)
+        inputs_4N = torch.from_numpy(np.stack([batch.token_N, batch.position_N, batch.slot_N, batch.adapter_N]))
+        if self._inputs_4N.is_cuda:
+            inputs_4N = inputs_4N.pin_memory()
+        self._inputs_4N.copy_(inputs_4N, non_blocking=True)
         self._replay()
         return self._logits_NV
 
@@ -107,6 +120,8 @@ class DecodeGraphs:
     ) -> None:
         """`parameters` returns the tensors that the forward pass reads; at most `max_graphs` are kept."""
         self.off = ""
+        self.adapters: Adapters | None = None
+        """The adapters by name, if the engine serves some."""
         self.replays = 0
         self._forward = forward
         self._pool = pool
@@ -127,7 +142,8 @@ class DecodeGraphs:
         if self._allocation != self._pool.allocation:
             self._drop()
             self._allocation = self._pool.allocation
-        shape = (batch.num_decode, rounded_length(batch.kv_length, self._pool.length))
+        span = (0, 0) if self.adapters is None else self.adapters.span(batch.adapter_N)
+        shape = (batch.num_decode, rounded_length(batch.kv_length, self._pool.length), span)
         graph = self._graphs.get(shape)
         if graph is None:
             self._occurrences[shape] += 1
@@ -144,7 +160,7 @@ class DecodeGraphs:
         if len(self._graphs) >= self._max_graphs:
             self._graphs.popitem(last=False)
         try:
-            self._graphs[shape] = _Graph(self._record, self._forward, self._pool, shape, self._device)
+            self._graphs[shape] = _Graph(self._record, self._forward, self._pool, shape, self._device, self.adapters)
         except RuntimeError as error:  # raised by CUDA and its libraries if something cannot be recorded
             self._drop()
             self.off = f"{type(error).__name__}: {str(error).splitlines()[0]}"
@@ -161,7 +177,7 @@ class DecodeGraphs:
     def release(self) -> None:
         """Drop all references to the weights and graphs. No step may follow."""
         self._drop()
-        del self._forward, self._parameters
+        del self._forward, self._parameters, self.adapters
 
     def _current_addresses(self) -> tuple[int, ...]:
         return tuple(tensor.data_ptr() for tensor in self._parameters())

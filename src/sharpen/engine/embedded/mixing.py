@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sharpen.engine.embedded.attention import SlotSegment
+from sharpen.engine.embedded.beside import Adapters, Rows
 from sharpen.engine.embedded.slots import Indices
 from sharpen.engine.embedded.states import StatePool
 from sharpen.models.recurrent import Mixer
@@ -52,6 +54,10 @@ class Mixing:
         self._decoding: torch.Tensor | None = None  # slots (B), which are their rows too
         self._are_first = False  # whether those are the slots 0 .. B - 1
         self._pieces: list[tuple[torch.Tensor, torch.Tensor]] = []  # slots (B) and rows (B, T)
+        self.adapters: Adapters | None = None
+        """The adapters by name, if the engine serves some. They know the step's rows before `lay_out`."""
+        self._decoding_rows: Rows | None = None
+        self._piece_rows: list[Rows | None] = []
         for layer, mixer in enumerate(mixers):
             mixer.module.forward = functools.partial(self._mix, layer)
 
@@ -60,6 +66,15 @@ class Mixing:
         self._decoding = torch.from_numpy(decoding).to(self._device) if len(decoding) else None
         self._are_first = bool(len(decoding)) and int(decoding[-1]) == len(decoding) - 1
         self._pieces = [self._on_device(piece) for piece in self._cut(segments)]
+        if self.adapters is not None:
+            self._decoding_rows = None if self._decoding is None else self.adapters.some(self._decoding)
+            self._piece_rows = [self.adapters.some(rows_BT.flatten()) for _, rows_BT in self._pieces]
+
+    def _computing(self, piece: int | None) -> AbstractContextManager[None]:
+        """Let the adapters compute the rows of a piece; None: those that decode."""
+        if self.adapters is None:
+            return nullcontext()
+        return self.adapters.computing(self._decoding_rows if piece is None else self._piece_rows[piece])
 
     def _on_device(self, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
         first_B1 = torch.tensor(piece.first_rows, device=self._device).unsqueeze(1)
@@ -71,10 +86,12 @@ class Mixing:
         mixer = self._mixers[layer]
         mixed_1NC = torch.zeros_like(hidden_states)
         if self._decoding is not None:
-            self._decode(layer, hidden_states[0], mixed_1NC[0])
-        for slots_B, rows_BT in self._pieces:
+            with self._computing(None):
+                self._decode(layer, hidden_states[0], mixed_1NC[0])
+        for piece, (slots_B, rows_BT) in enumerate(self._pieces):
             before = self._pool.read(layer, slots_B)
-            mixed_BTC, after = mixer.run(hidden_states[0, rows_BT], before)
+            with self._computing(piece):
+                mixed_BTC, after = mixer.run(hidden_states[0, rows_BT], before)
             self._pool.write(layer, slots_B, after)
             mixed_1NC[0, rows_BT] = mixed_BTC
         return mixed_1NC

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from sharpen.engine.embedded.beside import Beside
 from sharpen.models.adapters import LowRank, parts_of
 
 
@@ -42,6 +44,9 @@ class Projection:
         """Fuse the layers, which are `nn.Linear`s, some of them perhaps with an adapter."""
         parts = [parts_of(layer) for layer in layers]
         linears, adapters = [linear for linear, _ in parts], [adapter for _, adapter in parts]
+        self.layers: Sequence[nn.Linear] = linears
+        self.beside: Beside | None = None
+        """The adapters by name, if the engine serves some."""
         self.weight_OC = linears[0].weight if len(linears) == 1 else stack([linear.weight for linear in linears])
         self._bias_O = None if linears[0].bias is None else stack([linear.bias for linear in linears])
         self._adapter = _fused_adapters(adapters, [linear.out_features for linear in linears])
@@ -52,6 +57,8 @@ class Projection:
         if self._adapter is not None:
             small_NA = F.linear(x_NC, self._adapter.down_AC).mul_(self._adapter.scale)
             out_NO.addmm_(small_NA, self._adapter.up_OA.t())
+        if self.beside is not None:
+            self.beside.add(x_NC, out_NO)
         return out_NO
 
     def columns(self, x_CN: torch.Tensor) -> torch.Tensor:
@@ -62,6 +69,8 @@ class Projection:
         if self._adapter is not None:
             small_AN = torch.mm(self._adapter.down_AC, x_CN).mul_(self._adapter.scale)
             out_ON.addmm_(self._adapter.up_OA, small_AN)
+        if self.beside is not None:
+            self.beside.add_columns(x_CN, out_ON)
         return out_ON
 
 

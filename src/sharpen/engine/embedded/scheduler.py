@@ -4,6 +4,7 @@ In: jobs. Out: a slot table whose active slots the next step computes. Policy:
 
 - A job reuses the longest cached prefix of its ids: in place if that slot is retained and has little more KV, else by a
   copy.
+- The KV of one adapter is never another's, nor that of the model alone.
 - A job that shares at least 16 tokens more with an active job than are cached waits, so that shared tokens are computed
   once.
 - In a model with recurrent layers (`states`) a prefix is reused only where a state was kept: at the end of a slot, of a
@@ -94,7 +95,7 @@ class Scheduler:
         table = self.table
         if len(job.ids_T) > self.pool.length:
             self._lengthen(len(job.ids_T))
-        shared_S = np.minimum(table.common_prefix(job.ids_T), len(job.ids_T) - 1)
+        shared_S = np.minimum(table.common_prefix(job.ids_T, job.adapter), len(job.ids_T) - 1)
         if job.scores is not None:
             shared_S[:] = 0  # KV has no logits: all of its prompt is computed
         cached_S = np.minimum(shared_S, table.kv_len_S)
@@ -102,7 +103,7 @@ class Scheduler:
         known = int(cached_S.max())
         coming_S = np.where(table.active_S, shared_S, 0)
         if self.states is not None:
-            cached_S = self.states.usable(job.ids_T, cached_S, table.kv_len_S)
+            cached_S = self.states.usable(job.ids_T, job.adapter, cached_S, table.kv_len_S)
             coming_S[table.kv_len_S > shared_S] = 0  # gone by: it will not have that state
         # Of equally good sources prefer a retained one with little more KV: it can be reused in place.
         source = int(np.lexsort((table.kv_len_S + table.active_S * (1 << 40), -cached_S))[0])
@@ -120,7 +121,7 @@ class Scheduler:
                 table.copy_routes(source, slot, cached)
         self.reused_tokens += cached
         if self.states is not None:
-            self.states.start(slot, source, job.ids_T[:cached], int(table.kv_len_S[source]))
+            self.states.start(slot, source, job.ids_T[:cached], job.adapter, int(table.kv_len_S[source]))
         table.place(slot, job, cached, self.now)
         if known - cached >= _SHARED_WORTH_WAITING:
             self._stop_at(slot, known)
@@ -141,7 +142,7 @@ class Scheduler:
         self.table.kv_len_S[slot] = position
         job = self.table.jobs[slot]
         if self.states is not None and job is not None and (position in job.stops or position == job.num_prompt - 1):
-            self.states.keep(slot, self.table.ids_ST[slot, :position])
+            self.states.keep(slot, self.table.ids_ST[slot, :position], job.adapter)
 
     def _choose_slot(self, source: int, cached: int) -> int | None:
         table = self.table
@@ -214,6 +215,16 @@ class Scheduler:
         if self._poisoned:
             self.pool.zero_all()
             self._poisoned = False
+
+    def suspend_adapter(self, adapter: int) -> None:
+        """Take the running jobs of one adapter out of their slots, and drop all KV and states that it has computed."""
+        mine = [job for _, job in self.running() if job.adapter == adapter]
+        for job in sorted(mine, key=lambda job: -job.order):
+            self.suspend(job)
+        for slot in np.flatnonzero(~self.table.active_S & (self.table.adapter_S == adapter)):
+            self.table.forget(int(slot))
+        if self.states is not None:
+            self.states.snapshots.drop(adapter)
 
     def forget_all(self) -> None:
         """Drop all retained KV and states."""

@@ -41,6 +41,8 @@ class SlotRequest:
     order: int
     max_new: int
     ids_T: IntArray
+    adapter: int = 0
+    """The number of the adapter that computes it; 0: none."""
     logprobs_S: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     versions_S: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
@@ -86,6 +88,7 @@ class SlotTable:
         self.kv_len_S = np.zeros(0, np.int64)
         self.last_used_S = np.zeros(0, np.int64)
         self.active_S = np.zeros(0, np.bool_)
+        self.adapter_S = np.zeros(0, np.int64)
         self.num_prompt_S = np.zeros(0, np.int64)
         self.id_limit_S = np.zeros(0, np.int64)
         self.temperature_S = np.zeros(0, np.float32)
@@ -101,6 +104,7 @@ class SlotTable:
         "kv_len_S",
         "last_used_S",
         "active_S",
+        "adapter_S",
         "num_prompt_S",
         "id_limit_S",
         "temperature_S",
@@ -130,12 +134,13 @@ class SlotTable:
         self.jobs = self.jobs[:kept] + [None] * (num_slots - kept)
         self.num_slots, self.length = num_slots, length
 
-    def common_prefix(self, ids_T: IntArray) -> Indices:
-        """Return, for each slot, the length of the common prefix of its ids and `ids_T`, shape S."""
+    def common_prefix(self, ids_T: IntArray, adapter: int) -> Indices:
+        """Return, for each slot, the length of the common prefix of its ids and `ids_T`, shape S: 0 where another
+        adapter has computed them."""
         length = min(len(ids_T), self.ids_ST.shape[1])
         differs_ST = self.ids_ST[:, :length] != ids_T[:length]
         first_S = np.where(differs_ST.any(axis=1), differs_ST.argmax(axis=1), length)
-        agree_S: Indices = np.minimum(first_S, self.num_ids_S)
+        agree_S: Indices = np.where(self.adapter_S == adapter, np.minimum(first_S, self.num_ids_S), 0)
         return agree_S
 
     def place(self, slot: int, job: SlotRequest, cached: int, now: int) -> None:
@@ -152,6 +157,7 @@ class SlotTable:
         self.kv_len_S[slot] = cached
         self.last_used_S[slot] = now
         self.active_S[slot] = True
+        self.adapter_S[slot] = job.adapter
         self.num_prompt_S[slot] = num_prompt
         self.id_limit_S[slot] = num_prompt + job.max_new
         self.temperature_S[slot] = sampling.temperature
@@ -163,12 +169,12 @@ class SlotTable:
         self.constrained_S[slot] = job.matcher is not None
         self.truncated_S[slot] = sampling.temperature > 0.0 and not sampling.full_support
 
-    def append(self, slots_R: Indices, ids_R: IntArray, logprobs_R: FloatArray, version: int) -> None:
+    def append(self, slots_R: Indices, ids_R: IntArray, logprobs_R: FloatArray, versions_R: IntArray) -> None:
         """Append one sampled token to each of the slots."""
         at_R = self.num_ids_S[slots_R]
         self.ids_ST[slots_R, at_R] = ids_R
         self.logprobs_ST[slots_R, at_R] = logprobs_R
-        self.versions_ST[slots_R, at_R] = version
+        self.versions_ST[slots_R, at_R] = versions_R
         self.num_ids_S[slots_R] = at_R + 1
 
     def tokens(self, slots: Indices | int, positions: Indices | slice) -> IntArray:

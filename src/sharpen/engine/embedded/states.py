@@ -104,45 +104,55 @@ class Snapshot:
     """The state after some ids."""
 
     ids_T: IntArray
+    adapter: int
     state: SlotState
 
 
 class Snapshots:
-    """States after known ids, found by the ids themselves. The least recently used is dropped first."""
+    """States after known ids, found by the ids themselves and the adapter that computed them. The least recently used
+    is dropped first."""
 
     def __init__(self, capacity: int) -> None:
         """Keep at most `capacity` snapshots."""
         self.capacity = capacity
-        self._by_ids: OrderedDict[bytes, Snapshot] = OrderedDict()
+        self._by_ids: OrderedDict[tuple[int, bytes], Snapshot] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_ids)
 
-    def __contains__(self, ids_T: IntArray) -> bool:
-        return ids_T.tobytes() in self._by_ids
+    def has(self, ids_T: IntArray, adapter: int) -> bool:
+        """Whether there is a state after `ids_T`."""
+        return (adapter, ids_T.tobytes()) in self._by_ids
 
-    def keep(self, ids_T: IntArray, state: SlotState) -> None:
+    def keep(self, ids_T: IntArray, adapter: int, state: SlotState) -> None:
         """Keep the state after `ids_T`."""
         if not self.capacity:
             return
         if len(self._by_ids) >= self.capacity:
             self._by_ids.popitem(last=False)
-        self._by_ids[ids_T.tobytes()] = Snapshot(ids_T=ids_T.copy(), state=state)
+        self._by_ids[adapter, ids_T.tobytes()] = Snapshot(ids_T=ids_T.copy(), adapter=adapter, state=state)
 
-    def lengths(self, ids_T: IntArray, longest: int) -> Indices:
+    def lengths(self, ids_T: IntArray, adapter: int, longest: int) -> Indices:
         """Return the lengths, ascending, of the prefixes of `ids_T` that have a snapshot, up to `longest`."""
         found = [
             len(snapshot.ids_T)
             for snapshot in self._by_ids.values()
-            if len(snapshot.ids_T) <= longest and np.array_equal(snapshot.ids_T, ids_T[: len(snapshot.ids_T)])
+            if snapshot.adapter == adapter
+            and len(snapshot.ids_T) <= longest
+            and np.array_equal(snapshot.ids_T, ids_T[: len(snapshot.ids_T)])
         ]
         return np.array(sorted(found), np.int64)
 
-    def use(self, ids_T: IntArray) -> SlotState:
+    def use(self, ids_T: IntArray, adapter: int) -> SlotState:
         """Return the state after `ids_T`, which must have a snapshot."""
-        key = ids_T.tobytes()
+        key = (adapter, ids_T.tobytes())
         self._by_ids.move_to_end(key)
         return self._by_ids[key].state
+
+    def drop(self, adapter: int) -> None:
+        """Drop those of one adapter."""
+        for key in [key for key in self._by_ids if key[0] == adapter]:
+            del self._by_ids[key]
 
     def clear(self) -> None:
         """Drop all."""
@@ -170,21 +180,21 @@ class SlotStates:
         """The memory of slots and snapshots in bytes."""
         return self.pool.num_bytes + len(self.snapshots) * self.pool.bytes_per_slot
 
-    def usable(self, ids_T: IntArray, cached_S: Indices, kv_len_S: Indices) -> Indices:
+    def usable(self, ids_T: IntArray, adapter: int, cached_S: Indices, kv_len_S: Indices) -> Indices:
         """Return how many of the `cached_S` ids whose KV a slot shares with `ids_T` have a state as well: the slot's
         own, or a snapshot. Shape S."""
         own_S = np.where(cached_S == kv_len_S, kv_len_S, 0)
-        lengths = np.append(0, self.snapshots.lengths(ids_T, int(cached_S.max(initial=0))))
+        lengths = np.append(0, self.snapshots.lengths(ids_T, adapter, int(cached_S.max(initial=0))))
         found_S: Indices = lengths[np.searchsorted(lengths, cached_S, side="right") - 1]
         return np.maximum(own_S, found_S)
 
-    def start(self, slot: int, source: int, ids_T: IntArray, source_length: int) -> None:
+    def start(self, slot: int, source: int, ids_T: IntArray, adapter: int, source_length: int) -> None:
         """Let `slot` begin after `ids_T`, with the state of `source` if that is after so many ids, else a snapshot's.
         It is set by `settle`."""
         if not len(ids_T):
             self._starts.append((slot, None))
         elif len(ids_T) != source_length:
-            self._starts.append((slot, self.snapshots.use(ids_T)))
+            self._starts.append((slot, self.snapshots.use(ids_T, adapter)))
         elif slot != source:
             self._starts.append((slot, source))
 
@@ -201,10 +211,10 @@ class SlotStates:
                 self.pool.put(slot, source)
         self._starts.clear()
 
-    def keep(self, slot: int, ids_T: IntArray) -> None:
+    def keep(self, slot: int, ids_T: IntArray, adapter: int) -> None:
         """Keep a snapshot of a slot's state, which is the one after `ids_T`."""
-        if ids_T not in self.snapshots:
-            self.snapshots.keep(ids_T, self.pool.take(slot))
+        if not self.snapshots.has(ids_T, adapter):
+            self.snapshots.keep(ids_T, adapter, self.pool.take(slot))
 
     def forget(self) -> None:
         """Drop what no slot holds: snapshots, and starts that are not yet done."""

@@ -8,7 +8,7 @@ Shape suffixes: N rows of the step, R rows that are sampled from, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ from sharpen.engine.embedded.batch import (
     on_device,
     padded_rows,
 )
-from sharpen.engine.embedded.forward import Forward
+from sharpen.engine.embedded.beside import BASE, Adapters
+from sharpen.engine.embedded.forward import FastForward, Forward
 from sharpen.engine.embedded.graphs import DecodeGraphs
 from sharpen.engine.embedded.mixing import Mixing
 from sharpen.engine.embedded.pictures import EnginePictures
@@ -35,6 +36,7 @@ from sharpen.engine.requests import find_stop
 from sharpen.engine.supports import joined, kept_bits, packed
 from sharpen.engine.token_masks import TokenMasks, first_line
 from sharpen.errors import ConstraintError, EngineError
+from sharpen.models.adapter_files import NamedAdapter
 from sharpen.models.routing import Routing, recording, to_array
 from sharpen.models.sight import View, showing
 from sharpen.types import BoolArray, FinishReason, IntArray
@@ -71,7 +73,10 @@ class Stepper:
         """`graphs` compute the steps that they support; None: all steps are computed eagerly. `masks` are needed for
         requests with a constraint, `mixing` for recurrent and convolution layers. `routing` is that of a mixture of
         experts, whose choices are noted, `pictures` of jobs with images."""
-        self.version = version
+        self.versions_A = np.array([version], np.int32)
+        """The policy versions of new tokens: of the model alone, then of each adapter by its number."""
+        self.adapters: Adapters | None = None
+        """The adapters by name, if the engine serves some."""
         self.graphs = graphs
         self.steps = 0
         self.computed_tokens = 0
@@ -90,9 +95,26 @@ class Stepper:
         self._is_end_V = np.zeros(vocab_size, np.bool_)
         self._is_end_V[[end_id for end_id in end_ids if end_id < vocab_size]] = True
 
+    def take(self, named: Sequence[NamedAdapter], model: Any) -> int:
+        """Compute rows with these adapters of the model from now on; return the bytes that they take."""
+        assert self.adapters is None
+        fused = self._forward.projections() if isinstance(self._forward, FastForward) else []
+        self.adapters = adapters = Adapters(named, model, fused, whole=self._deterministic)
+        self.versions_A = np.append(self.versions_A, np.zeros(len(named), np.int32))
+        if self.graphs is not None:
+            self.graphs.adapters = adapters
+        if self._mixing is not None:
+            self._mixing.adapters = adapters
+        return adapters.num_bytes
+
+    @property
+    def version(self) -> int:
+        """The policy version of the model's own weights."""
+        return int(self.versions_A[BASE])
+
     def release(self) -> None:
         """Drop all references to the weights. No step may follow."""
-        del self._forward, self._routing, self._mixing, self._pictures
+        del self._forward, self._routing, self._mixing, self._pictures, self.adapters
         if self.graphs is not None:
             self.graphs.release()
 
@@ -145,6 +167,8 @@ class Stepper:
             wanted = np.concatenate([batch.rows_R, *(scored.row_X for scored in batch.scored)])
             rows = np.zeros(padded_rows(max(1, len(wanted))), np.int64)
             rows[: len(wanted)] = wanted
+        if self.adapters is not None:
+            self.adapters.lay_out(batch.adapter_N, self._device)
         if self._mixing is not None:
             self._mixing.lay_out(batch.decoding, batch.segments)
         with recording(self._routing) as recorded, showing(self._view(batch)):
@@ -217,7 +241,7 @@ class Stepper:
         table = self._scheduler.table
         ids_R = rows.ids_R.cpu().numpy().astype(np.int32)
         logprobs_R = rows.logprobs_R.cpu().numpy()
-        table.append(slots_R, ids_R, logprobs_R, self.version)
+        table.append(slots_R, ids_R, logprobs_R, self.versions_A[table.adapter_S[slots_R]])
         self.sampled_tokens += len(slots_R)
         ended_R = self._is_end_V[ids_R]
         full_R = table.num_ids_S[slots_R] >= table.id_limit_S[slots_R]
@@ -324,7 +348,7 @@ class Stepper:
         """Fail a job whose logits are not finite, and discard its KV so that no NaN stays in the cache."""
         self._scheduler.discard(slot)
         if not job.future.done():
-            position = len(job.ids_T)
+            position, version = len(job.ids_T), self.versions_A[job.adapter]
             job.future.set_exception(
-                EngineError(f"the model's logits are not finite (prompt of {position} tokens, version {self.version})")
+                EngineError(f"the model's logits are not finite (prompt of {position} tokens, version {version})")
             )

@@ -25,7 +25,7 @@ import torch
 from sharpen.config.trainer import LoraConfig
 from sharpen.contracts import GenerateRequest, Generation, PromptLogprobs
 from sharpen.engine.families import end_token_ids
-from sharpen.engine.requests import check_request, find_stop
+from sharpen.engine.requests import check_request, find_stop, no_adapter
 from sharpen.engine.token_masks import check_grammar, with_end
 from sharpen.engine.vllm.adapters import Adapter, Adapters, in_use, max_rank
 from sharpen.engine.vllm.loading import Loader
@@ -206,6 +206,8 @@ class VLLMEngine:
         self._check_open()
         vocab_size = text_config(self._skeleton.config).vocab_size
         max_new = check_request(request, max_model_len=self._max_model_len, vocab_size=vocab_size)
+        if request.adapter:
+            raise no_adapter(request.adapter)
         if request.constraint is not None:
             await asyncio.to_thread(check_grammar, request.constraint)
             self._check_open()

@@ -63,8 +63,11 @@ def second_of(part: str, name: str) -> Callable[..., Any] | None:
 
 
 def narrowest_bound(name: str, arguments: Mapping[str, Any]) -> float:
-    """Return the smallest bound on the ratio that a policy loss says it has, with these arguments."""
+    """Return the smallest bound on the ratio that a policy loss says it has, with these arguments; 0 if its ratio is a
+    product."""
     part = find_part("policy_losses", name, {})
+    if getattr(part, "product", False):
+        return 0.0
     bounds: Sequence[str] = getattr(part, "bounds", ())
     parameters = inspect.signature(part.function).parameters if bounds else {}
     return min((float(arguments.get(one, parameters[one].default)) for one in bounds), default=math.inf)

@@ -35,7 +35,7 @@ from sharpen.evidence.certificate.plain.optimizers import Rates, State
 from sharpen.evidence.certificate.plain.quantized import FourBits
 from sharpen.evidence.certificate.plain.saved_state import num_weights, sizes_of
 from sharpen.evidence.certificate.plain.steps import episodes, row_loss, without_formula, without_gradient
-from sharpen.evidence.certificate.plain.teacher import Teaching, num_ids_of_teacher, teacher_folder
+from sharpen.evidence.certificate.plain.teacher import Teaching, num_ids_of_teachers, teacher_folders
 from sharpen.evidence.certificate.plain.update import compute_gradients
 from sharpen.evidence.certificate.probe_batch import (
     LONGEST,
@@ -219,12 +219,12 @@ def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, 
         if config.expert.dataset is not None:
             reasons.append("an expert's rows train beside the rollouts")
     try:
-        teacher = teacher_folder(config)
+        teachers = teacher_folders(config).values()
     except ModelError as error:
         return str(error)
     weights, free = num_weights(folder), available_bytes() if free is None else free
     in_4_bits = weights if config.trainer.lora is not None and config.trainer.lora.base == "nf4" else 0
-    needed = _least_bytes(folder, in_4_bits) + (0 if teacher is None else _least_bytes(teacher))
+    needed = _least_bytes(folder, in_4_bits) + sum(_least_bytes(one) for one in teachers)
     needed += 0 if trainer_is_loaded else _TRAINER_BYTES * weights
     cases = {
         "the model's files are not safetensors": not weights,
@@ -306,25 +306,28 @@ class _Plain:
             by_blocks=self._by_blocks,
         )
 
-    def _teacher(self, *, exact: bool) -> PlainModel | None:
-        folder, rounded = teacher_folder(self._config), self._at.rounded
+    def _teachers(self, *, exact: bool) -> dict[str, PlainModel]:
+        rounded, by_blocks = self._at.rounded, self._by_blocks
         dtype = torch.float64 if exact and not rounded else torch.float32
-        if folder is None:
-            return None
-        return PlainModel(
-            folder, rounded=rounded and not exact, dtype=dtype, adapter_scale=None, by_blocks=self._by_blocks
-        )
+        return {
+            name: PlainModel(
+                folder, rounded=rounded and not exact, dtype=dtype, adapter_scale=None, by_blocks=by_blocks
+            )
+            for name, folder in teacher_folders(self._config).items()
+        }
 
     def _batch(self, model: PlainModel, trainer: ProbedTrainer, num_weights: int) -> list[PlainSequence]:
         """Make the batch. Return its calls, with logprobs recorded near the model's own, and the experts that the
         trainer chooses: which are best may be a matter of rounding."""
-        num_ids = min(len(model.module.get_input_embeddings().weight), num_ids_of_teacher(self._config))
+        num_ids = min(len(model.module.get_input_embeddings().weight), num_ids_of_teachers(self._config))
         known = np.setdiff1d(np.arange(num_ids), _reserved(model.module.config.to_dict()))
         room = self._config.model.max_model_len - 14
         long = (_USUAL_WORK // max(1, num_weights) - num_tokens(SHORTEST)) // 2 + SHORTEST
         sequences = probe_sequences(known, max(SHORTEST, min(long, room, LONGEST)), self._kind)
         if not self._rows and Rules.of(self._config).advantage == "none":
             sequences = [replace(one, advantage=0.0) for one in sequences]
+        if several := list(self._config.distill.teachers):
+            sequences = [replace(one, teacher=several[n % len(several)]) for n, one in enumerate(sequences)]
         calls = plain_sequences(sequences, self._kind)
         routes = trainer.gradients(experiences(sequences, calls), ()).routes if self._at.has_experts else ()
         calls = with_routes(sequences, calls, routes)
@@ -353,8 +356,8 @@ class _Plain:
         model = self._load(exact=True) if exact else self._rounded
         assert model is not None
         self._rounded = None  # one of them is in memory at a time
-        state, teacher = self._state(model).copy(model.dtype), self._teacher(exact=exact)
-        of_policy, of_critic = compute_gradients(model, state, self._step(), self._reference(model.dtype), teacher)
+        state, teachers = self._state(model).copy(model.dtype), self._teachers(exact=exact)
+        of_policy, of_critic = compute_gradients(model, state, self._step(), self._reference(model.dtype), teachers)
         return {
             "": _with_all(of_policy, state),
             CRITIC: {} if state.critic is None else _with_all(of_critic, state.critic),

@@ -46,6 +46,7 @@ class ProbeSequence:
     calls: tuple[tuple[int, int], ...]
     advantage: float
     temperature: float = 1.0
+    teacher: str = ""
 
 
 def probe_sequences(known: Ids, long: int, kind: Kind) -> list[ProbeSequence]:
@@ -105,17 +106,18 @@ def plain_sequences(sequences: Sequence[ProbeSequence], kind: Kind) -> list[Plai
         for number, (start, stop) in enumerate(one.calls):
             weight = 1.0 / _tokens_of_owner(one.owner, sequences) / _num_owners(sequences)
             weight *= 1.0 if kind == "pairs" else 1.0 + 0.5 * number
-            found.append(
-                PlainSequence(
-                    owner=one.owner,
-                    ids_T=torch.from_numpy(one.ids_T[:stop]),
-                    places_S=torch.arange(start, stop),
-                    recorded_S=torch.zeros(stop - start),
-                    weights_S=torch.full((stop - start,), float(np.float32(weight)), dtype=torch.float64),
-                    advantage=one.advantage,
-                    temperature=one.temperature,
-                )
+            call = PlainSequence(
+                owner=one.owner,
+                ids_T=torch.from_numpy(one.ids_T[:stop]),
+                places_S=torch.arange(start, stop),
+                recorded_S=torch.zeros(stop - start),
+                weights_S=torch.full((stop - start,), float(np.float32(weight)), dtype=torch.float64),
+                advantage=one.advantage,
+                temperature=one.temperature,
+                teacher=one.teacher,
             )
+            between = torch.arange(one.calls[number - 1][1] if number else start, start)
+            found.append(replace(call, shown=call.beginning(between)) if len(between) else call)
     return found
 
 
@@ -136,7 +138,12 @@ def with_routes(
     if not routes:
         return [*calls]
     of_calls = [one for sequence, one in zip(sequences, routes, strict=True) for _ in sequence.calls]
-    return [replace(one, routes_TLK=_routes(one, own)) for one, own in zip(calls, of_calls, strict=True)]
+    return [_with_experts(one, own) for one, own in zip(calls, of_calls, strict=True)]
+
+
+def _with_experts(one: PlainSequence, routes_NLK: RouteArray | None) -> PlainSequence:
+    call = replace(one, routes_TLK=_routes(one, routes_NLK))
+    return call if one.shown is None else replace(call, shown=call.beginning(one.shown.places_S))
 
 
 def _routes(one: PlainSequence, routes_NLK: RouteArray | None) -> torch.Tensor | None:
@@ -160,6 +167,8 @@ def experiences(
 def _experience(one: ProbeSequence, calls: Sequence[PlainSequence]) -> Experience:
     count = len(one.ids_T)
     mask_T, calls_T = np.zeros(count, np.bool_), np.full(count, -1, np.int32)
+    shown_T = np.zeros(count, np.bool_)
+    shown_T[one.calls[0][0] : one.calls[-1][1]] = True
     logprobs_T, weights_T = np.zeros(count, np.float32), np.zeros(count, np.float32)
     for number, ((start, stop), call) in enumerate(zip(one.calls, calls, strict=True)):
         mask_T[start:stop], calls_T[start:stop] = True, number
@@ -176,6 +185,8 @@ def _experience(one: ProbeSequence, calls: Sequence[PlainSequence]) -> Experienc
         temperatures_T=np.where(mask_T, one.temperature, 1.0).astype(np.float32),
         advantages_T=np.where(mask_T, one.advantage, 0.0).astype(np.float32),
         weights_T=weights_T,
+        teacher=one.teacher,
+        shown_T=shown_T & ~mask_T,
     )
 
 

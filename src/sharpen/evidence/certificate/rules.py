@@ -54,6 +54,8 @@ PRESETS: Mapping[str, Preset] = {
     "topr": Preset(advantage="reinforce"),
     "opmd": Preset(advantage="opmd"),
     "asymre": Preset(advantage="asymre"),
+    "dppo": Preset(),
+    "vespo": Preset(),
     "sppo": Preset(advantage="opmd"),
     "rec": Preset(advantage="rec"),
     "raft": Preset(advantage="best_of_group"),

@@ -1,6 +1,6 @@
 """The formats in which models write tool calls and reasoning: one file for each family.
 
-- `format`: what a format is, and how a text is parsed by one
+- `format`: what a format is, how a text is parsed by one, and reasoning between two tags
 - `table`: the formats by name, and which one a template has
 - `hermes`: Hermes, Qwen 2.5 and 3: JSON between tags; the shortest to begin with
 - `qwen3_coder`: Qwen3-Coder, Qwen 3.5: elements within `<function=name>`
@@ -12,12 +12,8 @@
 - `glm`: GLM 4.5 to 4.7
 - `gemma`: Gemma 4 and FunctionGemma
 - `harmony`: gpt-oss
-- `think`: reasoning between two tags, for many families
-- `scan`: walks through a text from call to call
-- `json_text`: JSON within a text, and where it stands there
+- `scan`: walks through a text from call to call, and reads the JSON within it
 - `schema`: values written without their type, by the schema of the tool
 - `grammar`: writes a grammar of llguidance, rule by rule
-- `tool_rules`: what rules of a tool's arguments share, where these are not JSON
-- `elements`: rules of arguments that are elements
-- `values`: rules of values in Gemma's and Python's notation
+- `tool_rules`: rules of a tool's arguments that are not JSON: elements, and values in Gemma's and Python's notation
 """

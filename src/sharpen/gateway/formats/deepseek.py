@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 from sharpen.gateway.formats.format import ParsedCalls, ToolCall, ToolFormat, Tools
 from sharpen.gateway.formats.grammar import GrammarWriter, Markup, OfferedTool, one_of
-from sharpen.gateway.formats.json_text import is_name, object_at, skip
-from sharpen.gateway.formats.scan import past, scan
+from sharpen.gateway.formats.scan import is_name, object_at, past, scan, skip
 
 SECTION, END_SECTION = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

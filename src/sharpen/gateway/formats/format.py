@@ -2,6 +2,9 @@
 
 In: the sampled text (end token removed), the tools that were offered, whether the prompt itself opened the reasoning.
 Out: `ParsedText`. Text that does not parse stays in the content unchanged, so that the agent sees it.
+
+At the end are the formats of reasoning between two tags, which many families share. Source: the chat templates of
+Qwen/Qwen3-0.6B, deepseek-ai/DeepSeek-R1 and zai-org/GLM-4.5-Air.
 """
 
 from __future__ import annotations
@@ -105,3 +108,38 @@ def parse_text(
         return ParsedText(content=text, reasoning=reasoning)
     content, calls, malformed = tool_format.parse(text, tools)
     return ParsedText(content=content, reasoning=reasoning, tool_calls=calls, tool_parse_error=malformed)
+
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+def between(text: str, opens: str, closes: str, *, opened: bool) -> tuple[str, str]:
+    """Return the reasoning between two tags, and the rest, both without the newlines beside the tags.
+
+    The text has to begin with the first tag, unless it was `opened` before; else everything is content.
+    """
+    begins = text.lstrip().startswith(opens)
+    if not opened and not begins:
+        return "", text
+    head, _, tail = text.partition(closes)
+    reasoning = head.lstrip().removeprefix(opens) if begins else head
+    return reasoning.strip("\n"), tail.lstrip("\n")
+
+
+QWEN3 = ReasoningFormat(
+    name="qwen3",
+    parse=lambda text, opened: between(text, OPEN, CLOSE, opened=opened),
+    opens=(OPEN,),
+    closes=(CLOSE,),
+    marks=((OPEN,), (CLOSE,)),
+    vllm="qwen3",
+)
+DEEPSEEK_R1 = ReasoningFormat(
+    name="deepseek_r1",
+    # The opening tag may be missing: the closing one is enough.
+    parse=lambda text, opened: between(text, OPEN, CLOSE, opened=opened or CLOSE in text),
+    opens=(OPEN,),
+    closes=(CLOSE,),
+    marks=((CLOSE, "<｜Assistant｜>"),),
+    vllm="deepseek_r1",
+)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from sharpen.gateway.formats.format import ParsedCalls, ReasoningFormat, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.format import ParsedCalls, ReasoningFormat, ToolCall, ToolFormat, Tools, between
 from sharpen.gateway.formats.grammar import ANY, GrammarWriter, Markup, OfferedTool, literal
-from sharpen.gateway.formats.json_text import quoted, skip
-from sharpen.gateway.formats.scan import past, scan
-from sharpen.gateway.formats.think import between
-from sharpen.gateway.formats.values import Notation, ValueRules
+from sharpen.gateway.formats.scan import past, quoted, scan, skip
+from sharpen.gateway.formats.tool_rules import Notation, ValueRules
 
 _NAME = re.compile(r"call:([^\s:{}<>]+)(?=\{)")
 _KEY = re.compile(r"\s*([^\s:,{}\[\]<>](?:[^:,{}\[\]<>]*[^\s:,{}\[\]<>])?)\s*:")

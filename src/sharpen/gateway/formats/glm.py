@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from sharpen.gateway.formats.elements import Element, element_rules
 from sharpen.gateway.formats.format import ParsedCalls, ToolCall, ToolFormat, Tools
 from sharpen.gateway.formats.grammar import GrammarWriter, Markup, OfferedTool, literal, one_of
 from sharpen.gateway.formats.scan import element_value, past, scan
 from sharpen.gateway.formats.schema import typed_call
+from sharpen.gateway.formats.tool_rules import Element, element_rules
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _NAME = re.compile(r"<tool_call>\s*([^<>\s]+)\s*")

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from sharpen.gateway.formats.format import ParsedCalls, ReasoningFormat, ToolCall, ToolFormat, Tools
 from sharpen.gateway.formats.grammar import ANY, GrammarWriter, Markup, OfferedTool, literal, one_of, pattern
-from sharpen.gateway.formats.json_text import container_end, object_at
-from sharpen.gateway.formats.scan import element_value
+from sharpen.gateway.formats.scan import container_end, element_value, object_at
 
 START, CHANNEL, MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
 END = "<|end|>"

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from sharpen.gateway.formats.format import ParsedCalls, ToolCall, ToolFormat, Tools
 from sharpen.gateway.formats.grammar import GrammarWriter, Markup, OfferedTool, literal, one_of
-from sharpen.gateway.formats.json_text import object_at
-from sharpen.gateway.formats.scan import past, scan
+from sharpen.gateway.formats.scan import object_at, past, scan
 
 SECTION, END_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, END_CALL = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"

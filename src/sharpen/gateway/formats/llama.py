@@ -18,7 +18,7 @@ from sharpen.gateway.formats.grammar import (
     OfferedTool,
     named_object,
 )
-from sharpen.gateway.formats.json_text import named_call, object_at, skip
+from sharpen.gateway.formats.scan import named_call, object_at, skip
 
 TAG = "<|python_tag|>"
 _BEGIN = re.compile(r'\s*(?:<\|python_tag\|>|\{\s*"name"\s*:)')

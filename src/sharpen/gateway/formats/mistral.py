@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from sharpen.gateway.formats.format import ParsedCalls, ReasoningFormat, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.format import ParsedCalls, ReasoningFormat, ToolCall, ToolFormat, Tools, between
 from sharpen.gateway.formats.grammar import (
     ITEM_SEPARATOR,
     GrammarWriter,
@@ -21,9 +21,7 @@ from sharpen.gateway.formats.grammar import (
     named_object,
     one_of,
 )
-from sharpen.gateway.formats.json_text import is_name, members_of, object_at, skip
-from sharpen.gateway.formats.scan import past, scan
-from sharpen.gateway.formats.think import between
+from sharpen.gateway.formats.scan import is_name, members_of, object_at, past, scan, skip
 
 OPEN = "[TOOL_CALLS]"
 _ID = "/[a-zA-Z0-9]{9}/"

@@ -28,7 +28,7 @@ from sharpen.gateway.formats.grammar import (
     one_of,
     pattern,
 )
-from sharpen.gateway.formats.values import Notation, ValueRules
+from sharpen.gateway.formats.tool_rules import Notation, ValueRules
 
 _TAGS = ("<|tool_call_start|>", "<|tool_call_end|>", "<|python_start|>", "<|python_end|>")
 _TAGGED = re.compile(r"(.*?)<\|(tool_call_start|python_start)\|>(.*?)<\|(tool_call_end|python_end)\|>(.*)", re.DOTALL)

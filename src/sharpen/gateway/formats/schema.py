@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sharpen.gateway.formats.format import ToolCall, Tools
-from sharpen.gateway.formats.json_text import DECODER, is_name, quoted
+from sharpen.gateway.formats.scan import DECODER, is_name, quoted
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _WHOLE = re.compile(r"-?(0|[1-9]\d*)(\.0+)?")

@@ -13,7 +13,7 @@ from typing import TypeVar
 from sharpen.config.doors import find_part, names
 from sharpen.errors import ConfigError
 from sharpen.gateway.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
-from sharpen.gateway.formats.format import ReasoningFormat, ToolFormat
+from sharpen.gateway.formats.format import DEEPSEEK_R1, QWEN3, ReasoningFormat, ToolFormat
 from sharpen.gateway.formats.gemma import FUNCTIONGEMMA, GEMMA4, GEMMA4_THOUGHT
 from sharpen.gateway.formats.glm import GLM45
 from sharpen.gateway.formats.harmony import HARMONY, HARMONY_ANALYSIS
@@ -23,7 +23,6 @@ from sharpen.gateway.formats.llama import LLAMA3_JSON
 from sharpen.gateway.formats.mistral import MISTRAL, MISTRAL_THINK
 from sharpen.gateway.formats.pythonic import PYTHONIC
 from sharpen.gateway.formats.qwen3_coder import QWEN3_CODER
-from sharpen.gateway.formats.think import DEEPSEEK_R1, QWEN3
 
 AUTO = "auto"
 Format = TypeVar("Format", ToolFormat, ReasoningFormat)

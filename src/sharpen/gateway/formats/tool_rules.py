@@ -1,17 +1,20 @@
-"""What the rules of a tool's arguments share, in formats that do not write them as one JSON object.
+"""The rules of a tool's arguments as a grammar, in formats that do not write them as one JSON object.
 
-In: the schema of a tool's arguments. Out: the schemas behind references and combinations, members in their order, and
-a note for each keyword of JSON Schema that no rule holds.
+In: the schema of a tool's arguments, and how a format writes them: as elements, one for each, whose values stand as
+they are and without their type (GLM, Qwen3-Coder), or as values in a `Notation` of its own (Gemma's calls, Python's).
+Out: rules, and a note for each keyword of JSON Schema that no rule holds. Elements give what `schema.typed_call` reads.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sharpen.errors import ConstraintError
-from sharpen.gateway.formats.grammar import ANY_OBJECT, GrammarWriter, OfferedTool
-from sharpen.gateway.formats.schema import MAX_DEPTH, referred
+from sharpen.gateway.formats.grammar import ANY, ANY_OBJECT, GrammarWriter, OfferedTool, literal, one_of
+from sharpen.gateway.formats.schema import MAX_DEPTH, json_value, referred, types_of
 
 _KNOWN = frozenset(
     {
@@ -164,3 +167,212 @@ def bounds_of(schema: Mapping[str, Any], least: str, most: str) -> tuple[int, in
 def items_of(value: Any) -> list[Any]:
     """Return a list; an empty one for anything else."""
     return value if isinstance(value, list) else []
+
+
+_NOT_JSON = rf"[ \t\n\r]*[{{\[]{ANY}*"
+_WORDS = {"boolean": ("true", "false", "True", "False"), "null": ("null", "None")}
+_DEFINITIONS = ("$defs", "definitions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Element:
+    """How an argument is written: `opens` writes what stands before the value, `any_opens` is a rule of it for any
+    name; `lead` and `closes` end the value, and `after`, a rule, may follow."""
+
+    name: str
+    opens: Callable[[GrammarWriter, str], str]
+    any_opens: str
+    is_key: Callable[[str], bool]
+    closes: str
+    lead: str = ""
+    after: str = ""
+
+
+def element_rules(writer: GrammarWriter, element: Element, tool: OfferedTool) -> str:
+    """Return the elements of a tool's arguments."""
+    rules = _Elements(writer, element, tool)
+    known = None if tool.schema is None else rules.known()
+    return rules.any() if known is None else known
+
+
+class _Elements:
+    def __init__(self, writer: GrammarWriter, element: Element, tool: OfferedTool) -> None:
+        self._writer, self._element = writer, element
+        self._rules = ToolRules(writer, element.name, tool)
+
+    def known(self) -> str | None:
+        return self._rules.members(self._rules.root, self._member, is_key=self._element.is_key)
+
+    def any(self) -> str:
+        """Any arguments. That no name stands there twice is not enforced."""
+        name = "any_element"
+        if not self._writer.has(name):
+            text = self._writer.up_to("any_argument", self._element.closes, lead=self._element.lead)
+            self._writer.add(name, f"{self._element.any_opens} {text} {self._element.after}")
+        return f"{name}*"
+
+    def _member(self, name: str, schema: Any) -> str:
+        return f"{self._element.opens(self._writer, name)} {self._value(schema)} {self._element.after}"
+
+    def _value(self, schema: Any) -> str:
+        """A value and the end of its element."""
+        types = frozenset(types_of(schema, self._rules.root))
+        choices = list(branches(schema, self._rules.root))
+        for choice in choices:
+            if choice.get("type") not in ("object", "array"):  # of these llguidance knows more
+                self._rules.note_unknown(choice)
+        listed = [self._json(one) for one in choices if one.get("type") in ("object", "array")]
+        if not types or any(one.get("type", "string") == "string" and literals(one) is None for one in choices):
+            times = repetition(choices[0]) if types == {"string"} and len(choices) == 1 else None
+            text = self._text(times or "*", _NOT_JSON if listed else None)
+            return one_of([text, *([self._closed(listed)] if listed else [])])
+        return self._closed([word for one in choices for word in self._spellings(one, types)] + listed)
+
+    def _spellings(self, schema: Mapping[str, Any], types: frozenset[str]) -> list[str]:
+        """The values of a schema that is neither of any string nor of an object or list."""
+        kind = schema.get("type")
+        if (values := literals(schema)) is not None:
+            texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+            pairs = zip(texts, values, strict=True)
+            return [literal(text) for text, value in pairs if json.loads(json_value(text, types)) == value]
+        if kind in ("integer", "number"):
+            return [self._rules.number(schema)]
+        return [literal(word) for word in _WORDS.get(str(kind), ())]
+
+    def _closed(self, choices: list[str]) -> str:
+        if not choices:
+            self._rules.note("a property of which no value can be written")
+            return self._text("*")
+        element = self._element
+        lead = literal(element.lead) if element.lead else ""
+        return f"({' | '.join(choices)}) {lead} {self._writer.markup(element.closes)}"
+
+    def _text(self, times: str, without: str | None = None) -> str:
+        """Any text so long, and the end of its element."""
+        element, name = self._element, self._rules.name()
+        return self._writer.up_to(name, element.closes, f"{ANY}{times}", lead=element.lead, without=without)
+
+    def _json(self, schema: Mapping[str, Any]) -> str:
+        definitions = {key: self._rules.root[key] for key in _DEFINITIONS if key in self._rules.root}
+        return self._writer.json(self._rules.name(), {**definitions, **schema}, strict=self._rules.tool.strict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notation:
+    """How a format writes values.
+
+    `string` is the rule of a string whose characters are repeated so often (`*`, or bounds in braces), and `quoted`
+    that of one string. `key` is the rule of a member's name and what stands behind it, `any_key` that of any name;
+    `is_key` says which names can be written. `words` are the spellings of true, false and null. `by_name`: members
+    stand in the order of their names.
+    """
+
+    name: str
+    string: Callable[[GrammarWriter, str], str]
+    quoted: Callable[[GrammarWriter, str], str]
+    key: Callable[[str], str]
+    any_key: str
+    words: Mapping[Any, Sequence[str]]
+    comma: str
+    is_key: Callable[[str], bool] = lambda _: True
+    by_name: bool = False
+
+
+class ValueRules:
+    """The values of one tool's arguments."""
+
+    def __init__(self, writer: GrammarWriter, notation: Notation, tool: OfferedTool) -> None:
+        self._rules = ToolRules(writer, notation.name, tool)
+        self._writer, self._notation = writer, notation
+        self._found: dict[int, str] = {}
+
+    def object(self) -> str:
+        """The arguments, as an object."""
+        return self._object(None if self._rules.tool.schema is None else self._rules.root)
+
+    def members(self, key: Callable[[str], str], is_key: Callable[[str], bool]) -> str | None:
+        """The arguments without braces, their names written by `key` and not as in an object. None if nothing is known
+        of them."""
+        if self._rules.tool.schema is None:
+            return None
+        return self._rules.members(
+            self._rules.root,
+            lambda name, schema: f"{key(name)} {self._value(schema)}",
+            is_key=is_key,
+            comma=self._notation.comma,
+        )
+
+    def any_members(self, key: str) -> str:
+        """The members of any object."""
+        item = f"{key} {self._any_value()}"
+        return f"({item} ({self._notation.comma} {item})*)?"
+
+    def _object(self, schema: Mapping[str, Any] | None) -> str:
+        notation = self._notation
+        inner = None
+        if schema is not None:
+            inner = self._rules.members(
+                schema,
+                lambda name, inner: f"{notation.key(name)} {self._value(inner)}",
+                is_key=notation.is_key,
+                comma=notation.comma,
+                by_name=notation.by_name,
+            )
+        return f'"{{" {self.any_members(notation.any_key) if inner is None else inner} "}}"'
+
+    def _value(self, schema: Any) -> str:
+        """A value. Each place of the schema has one rule, since schemas may refer to themselves."""
+        if id(schema) not in self._found:
+            name = self._found[id(schema)] = self._rules.name()
+            choices = [self._choice(one) for one in branches(schema, self._rules.root)]
+            self._writer.add(name, " | ".join(dict.fromkeys(choices)))
+        return self._found[id(schema)]
+
+    def _choice(self, schema: Mapping[str, Any]) -> str:
+        self._rules.note_unknown(schema)
+        if (values := literals(schema)) is not None:
+            return one_of([self._literal(value) for value in values])
+        match schema.get("type"):
+            case "string":
+                return self._notation.string(self._writer, repetition(schema) or "*")
+            case "boolean":
+                return one_of([self._literal(True), self._literal(False)])
+            case "null":
+                return self._literal(None)
+            case "integer" | "number":
+                return self._rules.number(schema)
+            case "array":
+                return self._array(schema)
+            case "object":
+                return self._object(schema)
+        return self._any_value()
+
+    def _array(self, schema: Mapping[str, Any]) -> str:
+        item = self._value(schema.get("items"))
+        low, high = bounds_of(schema, "minItems", "maxItems")
+        if high == 0:
+            return '"[" "]"'
+        more = f"{{{max(low - 1, 0)},{'' if high is None else high - 1}}}"
+        items = f"{item} ({self._notation.comma} {item}){more}"
+        return f'"[" {items} "]"' if low else f'"[" ({items})? "]"'
+
+    def _literal(self, value: Any) -> str:
+        if isinstance(value, str):
+            return self._notation.quoted(self._writer, value)
+        if value is None or isinstance(value, bool):
+            return one_of([literal(word) for word in self._notation.words[value]])
+        if isinstance(value, int | float):
+            return literal(json.dumps(value))
+        self._rules.note("an 'enum' or 'const' of objects or arrays")
+        return self._any_value()
+
+    def _any_value(self) -> str:
+        writer, notation = self._writer, self._notation
+        name = "any_value"
+        if not writer.has(name):
+            words = [literal(word) for spelled in notation.words.values() for word in spelled]
+            array = f'"[" ({name} ({notation.comma} {name})*)? "]"'
+            item = f"{notation.any_key} {name}"
+            pairs = f'"{{" ({item} ({notation.comma} {item})*)? "}}"'
+            writer.add(name, " | ".join([notation.string(writer, "*"), *words, NUMBER, array, pairs]))
+        return name

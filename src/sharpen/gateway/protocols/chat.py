@@ -13,10 +13,10 @@ from typing import Any
 from sharpen.contracts import Generation
 from sharpen.gateway.answers import Choice, Delta, Head, Writer
 from sharpen.gateway.constraints import form_of, schema_of
-from sharpen.gateway.context import Context, sampling_of
 from sharpen.gateway.door import Door, openai_place
 from sharpen.gateway.images import with_references
 from sharpen.gateway.protocols.chat_schema import AnyKnownMessage, AnyMessage, ChatRequest, StreamOptions
+from sharpen.gateway.protocols.protocol import Context, sampling_of
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import dump
 from sharpen.gateway.requests import (

@@ -18,10 +18,10 @@ from pydantic import Field, with_config
 
 from sharpen.contracts import Generation
 from sharpen.gateway.answers import Choice, Delta, Head, Writer
-from sharpen.gateway.context import Context
 from sharpen.gateway.door import CLOSED, MAX_INT32, Door, Items, SomeItems, openai_place, unsupported
 from sharpen.gateway.protocols import chat
 from sharpen.gateway.protocols.chat_schema import Shared
+from sharpen.gateway.protocols.protocol import Context
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, CallRequest, given_fields, short_repr
 

@@ -23,10 +23,10 @@ from typing import Any
 
 from sharpen.gateway.answers import Choice, Delta, Head, Writer
 from sharpen.gateway.constraints import form_of
-from sharpen.gateway.context import Context, sampling_of
 from sharpen.gateway.door import Door, anthropic_place
 from sharpen.gateway.images import ImageReader
 from sharpen.gateway.protocols.messages_schema import Asked, BetaMessagesRequest, CountRequest, MessagesRequest
+from sharpen.gateway.protocols.protocol import Context, sampling_of
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import NO_THREADS, anthropic_error, dump
 from sharpen.gateway.requests import ApiError, CallRequest, Form, given_fields, render_message, short_repr

@@ -22,12 +22,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sharpen.gateway.constraints import form_of, schema_of
-from sharpen.gateway.context import Context, sampling_of
 from sharpen.gateway.door import Door, openai_place
 from sharpen.gateway.images import ImageReader, wrong_role
 from sharpen.gateway.memory import Memory
-from sharpen.gateway.protocols.responses_events import SEALED, ResponsesWriter
-from sharpen.gateway.protocols.responses_items import with_urls
+from sharpen.gateway.protocols.protocol import Context, sampling_of
+from sharpen.gateway.protocols.responses_events import SEALED, ResponsesWriter, with_urls
 from sharpen.gateway.protocols.responses_schema import ResponsesRequest
 from sharpen.gateway.requests import (
     ApiError,

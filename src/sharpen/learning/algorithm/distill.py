@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sharpen.config.run import DistillConfig, DistillDivergence, LossConfig, SamplingConfig
-from sharpen.errors import ConfigError
+from sharpen.errors import ConfigError, DatasetError
 
 if TYPE_CHECKING:
     import torch
+
+    from sharpen.types import Task
 
 FORMULAS: Mapping[DistillDivergence, str] = {
     "reverse_sampled": "A + coef (log teacher - log π when sampled) of the sampled token",
@@ -36,17 +38,33 @@ _ADVANTAGE_SETTINGS = ("policy_loss", "policy_loss_args", "clip_low", "clip_high
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distill:
     """The distillation term of an algorithm: the divergence, its coefficient in the loss (or the advantage), and for
-    `js` the teacher's weight β in the mixture, between 0 and 1."""
+    `js` the teacher's weight β in the mixture, between 0 and 1. With several teachers, `teacher_key` is the field of a
+    task that names one of `teachers`."""
 
     divergence: DistillDivergence
     coef: float = 1.0
     beta: float = 0.5
+    teacher_key: str | None = None
+    teachers: tuple[str, ...] = ()
 
     @property
     def of_vocabulary(self) -> bool:
         """Whether the divergence is over the vocabulary and a term of the loss, not over sampled tokens and an
         advantage."""
         return self.divergence != "reverse_sampled"
+
+    def teacher_of(self, task: Task) -> str:
+        """Return the name of a task's teacher, "" if there is one for all. Raises `DatasetError` for a task whose row
+        names none of them."""
+        if self.teacher_key is None:
+            return ""
+        name = task.row.get(self.teacher_key)
+        if str(name) not in self.teachers:
+            raise DatasetError(
+                f"distill.teacher_key is {self.teacher_key!r}, and task {task.id} has {name!r} there, which is none of "
+                f"distill.teachers ({', '.join(self.teachers)}): give it a teacher, or leave it out of the training set"
+            )
+        return str(name)
 
     def divergences(self, logprobs_RV: torch.Tensor, teacher_RV: torch.Tensor) -> torch.Tensor:
         """Return the divergence at each state (R, in nats, without `coef`); only if `of_vocabulary`."""
@@ -91,6 +109,7 @@ def configured(name: str, preset: Distill | None, config: DistillConfig | None) 
     effect."""
     given: dict[str, Any] = {} if config is None else config.model_dump(exclude_none=True)
     given.pop("teacher_path", None)  # the algorithm is the same with any teacher
+    given["teachers"] = tuple(given.pop("teachers", ()))
     if preset is None:
         if config is not None and config != DistillConfig():
             raise ConfigError(

@@ -10,6 +10,7 @@ Shape suffixes: E tokens that carry loss, C calls.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -186,6 +187,89 @@ def m2po(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: t
     return -advantages_E * bounded_E.exp(), _none(logprobs_E)
 
 
+def dppo_tv(
+    logprobs_E: torch.Tensor,
+    old_logprobs_E: torch.Tensor,
+    advantages_E: torch.Tensor,
+    *,
+    low: float = 0.15,
+    high: float = 0.15,
+    max_ratio: float = 20.0,
+) -> Losses:
+    """Return `-min(ρ, max_ratio) A log π` without gradient through the ratio, and 0 for tokens that A pushes on
+    although their probability has moved by more than a bound: up by `high` (A > 0), down by `low` (A < 0).
+
+    The move is the total variation between the two policies if only the sampled token and its complement are told
+    apart. Source: DPPO, arXiv 2602.04879 (Binary-TV); bounds and the limit of the ratio are those of its authors' code
+    in verl (`dppo_tv`).
+    """
+    moved_E = logprobs_E.detach().exp() - old_logprobs_E.exp()
+    outside_E = ((moved_E > high) & (advantages_E > 0)) | ((moved_E < -low) & (advantages_E < 0))
+    return _within(outside_E, logprobs_E, old_logprobs_E, advantages_E, max_ratio)
+
+
+def dppo_kl(
+    logprobs_E: torch.Tensor,
+    old_logprobs_E: torch.Tensor,
+    advantages_E: torch.Tensor,
+    *,
+    low: float = 0.05,
+    high: float = 0.05,
+    max_ratio: float = 20.0,
+) -> Losses:
+    """Return `dppo_tv`, but bound the divergence `KL(old || now)`, in nats, of the sampled token and its complement.
+
+    Source: DPPO, arXiv 2602.04879 (Binary-KL), and `dppo_kl` in verl, whose 1e-8 in the logarithm of both complements
+    is here too.
+    """
+    now_E = logprobs_E.detach()
+    p_E, old_p_E = now_E.exp(), old_logprobs_E.exp()
+    others_E = (1.0 - old_p_E) * ((1.0 - old_p_E + 1e-8) / (1.0 - p_E + 1e-8)).log()
+    apart_E = old_p_E * (old_logprobs_E - now_E) + others_E
+    above_E = (apart_E > high) & (p_E > old_p_E) & (advantages_E > 0)
+    below_E = (apart_E > low) & (p_E < old_p_E) & (advantages_E < 0)
+    return _within(above_E | below_E, logprobs_E, old_logprobs_E, advantages_E, max_ratio)
+
+
+def _within(
+    outside_E: torch.Tensor,
+    logprobs_E: torch.Tensor,
+    old_logprobs_E: torch.Tensor,
+    advantages_E: torch.Tensor,
+    max_ratio: float,
+) -> Losses:
+    weight_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp().clamp(max=max_ratio)
+    return (-advantages_E * weight_E * logprobs_E).masked_fill(outside_E, 0.0), outside_E
+
+
+def vespo(
+    logprobs_E: torch.Tensor,
+    old_logprobs_E: torch.Tensor,
+    advantages_E: torch.Tensor,
+    calls_E: torch.Tensor,
+    *,
+    k_pos: float = 2.0,
+    lambda_pos: float = 3.0,
+    k_neg: float = 3.0,
+    lambda_neg: float = 2.0,
+) -> Losses:
+    """Return `-φ(W) A log π` with `φ(W) = W^k e^(λ (1 - W))`, without gradient through it: W is the ratio of the whole
+    call, the product over its tokens, and k and λ depend on the sign of the advantage (0 counts as positive).
+
+    log W is limited to `log 1e-8` and `MAX_LOG_RATIO`, as in its authors' code and TRL 1.16.0. Where φ is 0 in floating
+    point, a token counts as clipped. Source: VESPO, arXiv 2602.10693; values of its experiments.
+    """
+    import torch
+
+    log_E = log_ratio(logprobs_E, old_logprobs_E).detach()
+    log_C = log_E.new_zeros(len(calls_E)).index_add_(0, calls_E, log_E)
+    log_w_E = log_C[calls_E].clamp(math.log(1e-8), MAX_LOG_RATIO)
+    k_E = torch.full_like(log_E, k_pos).masked_fill_(advantages_E < 0, k_neg)
+    lambda_E = torch.full_like(log_E, lambda_pos).masked_fill_(advantages_E < 0, lambda_neg)
+    weight_E = (lambda_E * (1.0 - log_w_E.exp()) + k_E * log_w_E).exp()
+    return -advantages_E * weight_E * logprobs_E, weight_E == 0
+
+
 def sppo(
     logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor, *, epsilon: float = 0.3
 ) -> Losses:
@@ -283,8 +367,8 @@ class PolicyLoss:
     `mask`: decides over a whole update which tokens are left out of it; it takes the configured parameters then.
     `needs_ratio`: it divides by the probability with which a token was sampled, so it cannot use tokens from a
     truncated distribution. `by_call`: it also takes `calls_E`. `off_policy`: it is meant for tokens of an older policy
-    although it has no ratio. `bounds`: its parameters that limit how far the ratio may be from 1 before a token loses
-    its gradient.
+    although it has no ratio. `bounds`: its parameters that limit how far the ratio, or the probability, may move before
+    a token loses its gradient. `product`: its ratio is the product over a call, in which rounding adds up.
 
     `second` is the formula once more, for the certificate; ours are in `evidence.certificate.plain.losses`. It shares
     no code with `function`, takes the same parameters, and gets the tokens of one call: logprobs now, those they are
@@ -297,6 +381,7 @@ class PolicyLoss:
     by_call: bool = False
     off_policy: bool = False
     bounds: tuple[str, ...] = ()
+    product: bool = False
     mask: Callable[..., Kept] | None = None
     second: Callable[..., torch.Tensor] | None = None
 
@@ -306,7 +391,9 @@ class PolicyLoss:
         return self.mask or self.function
 
     def narrowest_bound(self, arguments: Mapping[str, Any]) -> float:
-        """Return the smallest of its `bounds` with these arguments; infinite without a clip."""
+        """Return the smallest of its `bounds` with these arguments; infinite without a clip, 0 for a `product`."""
+        if self.product:
+            return 0.0
         if arguments.get("clip") == "none":
             return float("inf")
         parameters = inspect.signature(self.function).parameters
@@ -337,6 +424,22 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
         function=m2po,
         mask=within_moment,
         formula="-ρ A; 0 for the largest (log ρ)² of the update among A log ρ > 0, until their mean is <= threshold",
+    ),
+    "dppo_tv": PolicyLoss(
+        function=dppo_tv,
+        formula="-sg(min(ρ, max_ratio)) A log π; 0 where A > 0 and p - p_old > high, or A < 0 and p_old - p > low",
+        bounds=("low", "high"),
+    ),
+    "dppo_kl": PolicyLoss(
+        function=dppo_kl,
+        formula="-sg(min(ρ, max_ratio)) A log π; 0 where A pushes p on and KL of (p_old, 1 - p_old) to (p, 1 - p) is "
+        "above high (A > 0) or low (A < 0)",
+    ),
+    "vespo": PolicyLoss(
+        function=vespo,
+        formula="-sg(W^k e^(λ (1 - W))) A log π with W = Π ρ of the call",
+        by_call=True,
+        product=True,
     ),
     "sppo": PolicyLoss(function=sppo, formula="-A log ρ where 1 / (1 + ε) <= ρ <= 1 + ε, else 0", bounds=("epsilon",)),
     "rec": PolicyLoss(

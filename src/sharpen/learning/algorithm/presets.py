@@ -61,6 +61,7 @@ class Algorithm:
     behaviour_low: float | None = None
     behaviour_high: float | None = None
     entropy_coef: float = 0.0
+    echo: float | None = None
     sequence_mask: float | None = None
     aggregation: Aggregation | TokenWeights | AggregationFunction = "token-mean"
     constant_length: int | None = None
@@ -175,9 +176,9 @@ class Algorithm:
     @property
     def trains_zero_advantages(self) -> bool:
         """Whether tokens with advantage 0 must be computed: they have a gradient from a KL or entropy term, a critic or
-        a teacher, or they count in statistics over all tokens."""
+        a teacher, what the environment answered has one, or they count in statistics over all tokens."""
         has_gradient = self.needs_reference or self.needs_entropy or self.needs_critic or self.needs_teacher
-        return has_gradient or self.clips_by_entropy or self.masks_tokens
+        return has_gradient or self.clips_by_entropy or self.masks_tokens or self.echo is not None
 
     def most_further(self, batch_size: int) -> int:
         """Return how many additional tasks a step of `batch_size` tasks may roll out to replace left-out groups."""
@@ -353,6 +354,17 @@ _ALGORITHMS = (
         advantage="asymre",
         policy_loss="opmd",
         source="AsymRE, arXiv 2506.20520; baseline shift -0.1, loss and τ of Trinity-RFT 0.6.0.",
+    ),
+    Algorithm(
+        name="dppo",
+        policy_loss="dppo_tv",
+        source="DPPO, arXiv 2602.04879, Binary-TV: bound 0.15 of its authors' script in verl (dppo_kl: 0.05); no KL.",
+    ),
+    Algorithm(
+        name="vespo",
+        policy_loss="vespo",
+        source="VESPO, arXiv 2602.10693: k 2 and λ 3 for A >= 0, k 3 and λ 2 else; token-mean as in its authors' code; "
+        "no KL.",
     ),
     Algorithm(name="sppo", advantage="opmd", policy_loss="sppo", source="`sppo` of Trinity-RFT 0.6.0: ε 0.3, no KL."),
     Algorithm(

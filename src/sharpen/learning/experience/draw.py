@@ -226,8 +226,8 @@ def make_batch(
     """Make the batch of one update from its groups. `advantages` are those of the whole step (`score`); None means that
     these groups are the whole step.
 
-    Raises `CallError` and `SamplingError` like `merge`, and `CallError` if a group holds a rollout of another group or
-    task.
+    Raises `CallError` and `SamplingError` like `merge`, `CallError` if a group holds a rollout of another group or
+    task, and `DatasetError` if a task has none of several teachers.
     """
     for group in groups:
         _check_members(group)
@@ -241,6 +241,9 @@ def make_batch(
     shaped = {id_: algorithm.shaping.shaped_group(members) for id_, members in training.items()}
     flat = {id_ for id_, members in shaped.items() if _is_flat(members, algorithm)}
     experiences, rollout_weights = _make_experiences(rollouts, algorithm, advantages)
+    if (distill := algorithm.distill) is not None and distill.teachers:
+        teachers = {group.id: distill.teacher_of(group.task) for group in groups if group.id in training}
+        experiences = tuple(replace(one, teacher=teachers[one.group_id]) for one in experiences)
     rewards = _rewards(rollouts)
     no_reward = float("nan") if rollouts else 0.0
     num_unanswered = sum(not rollout.answered for rollout in scored)

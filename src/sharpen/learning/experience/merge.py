@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharpen.errors import CallError, SamplingError
-from sharpen.types import Call, Experience, Rollout, RouteArray
+from sharpen.types import BoolArray, Call, Experience, Rollout, RouteArray
 
 
 def merge(rollout: Rollout, *, needs_ratio: bool = True) -> list[Experience]:
@@ -96,7 +96,21 @@ def _sequence(rollout: Rollout, last: Call, loss_calls: list[Call]) -> Experienc
         constraints={call.index: call.constraint for call in loss_calls if call.constraint is not None},
         routes_NLK=_routes(loss_calls),
         pictures=last.pictures,
+        shown_T=_shown(rollout, last, loss_calls),
     )
+
+
+def _shown(rollout: Rollout, last: Call, loss_calls: list[Call]) -> BoolArray:
+    """Return which tokens of a sequence came between a call with loss and the call before it: a tool's or a user's
+    answer. Images have no text that could be predicted."""
+    shown_T = np.zeros(len(last.prompt_ids_P) + len(last.sampled_ids_S), dtype=np.bool_)
+    for call in loss_calls:
+        if call.parent is not None:
+            parent = rollout.calls[call.parent]
+            shown_T[len(parent.prompt_ids_P) + len(parent.sampled_ids_S) : len(call.prompt_ids_P)] = True
+    for span in last.pictures:
+        shown_T[span.start : span.stop] = False
+    return shown_T
 
 
 def _routes(loss_calls: list[Call]) -> RouteArray | None:

@@ -481,7 +481,8 @@ def best_of_run(folder: Path) -> Path | None:
     Raises `ModelError` if it has none."""
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ModelError(
-            f"{folder} has adapters alone: serve the checkpoint that it lies in, whose weights have them merged in"
+            f"{folder} has adapters alone: serve the checkpoint that it lies in, whose weights have them merged in, "
+            f"or the model that they were trained on with --adapter NAME={folder}"
         )
     if not folder.is_dir() or (folder / "config.json").is_file():
         return None

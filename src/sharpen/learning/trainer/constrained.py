@@ -55,6 +55,10 @@ class ConstrainedEntries:
         self._num_entries = num_entries
         self._masks = masks
 
+    def followed_by(self, num_entries: int) -> ConstrainedEntries:
+        """Return the same with so many unconstrained entries after them."""
+        return ConstrainedEntries(self._calls, self._num_entries + num_entries, self._masks)
+
     @functools.cached_property
     def masks_MW(self) -> MaskArray:
         """The distinct masks."""

@@ -57,6 +57,15 @@ class StepMetrics:
         return {name: getattr(self, name) for name in names} | {"seconds": self.seconds} | dict(self.values)
 
 
+@dataclass(frozen=True, slots=True)
+class Echoed:
+    """What the environment answered, in an update: the weight of a token, the sum of -log π, the number of tokens."""
+
+    weight: float
+    nll_sum: float
+    num_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMetrics:
     """The measurements of one update on rollouts."""
@@ -69,6 +78,7 @@ class UpdateMetrics:
     expert: ExpertPart | None
     masked: Mapping[str, float]
     balance: float | None = None
+    echo: Echoed | None = None
 
 
 def sample_share(parts: Sequence[Part], logprobs: Sequence[torch.Tensor]) -> float:
@@ -101,6 +111,10 @@ def summarize(
     experts = summarize_expert([update.expert for update in updates if update.expert is not None])
     values |= experts
     values["loss"] += experts.get("expert_loss", 0.0)
+    if echoed := [update.echo for update in updates if update.echo is not None]:
+        values["echo_loss"] = sum(one.weight * one.nll_sum for one in echoed) / len(updates)
+        values["echo_nll"] = sum(one.nll_sum for one in echoed) / sum(one.num_tokens for one in echoed)
+        values["loss"] += values["echo_loss"]
     if num_tokens:
         values["entropy"] = sum(update.entropy for update in updates) / num_tokens
     values["sample_share"] = min(update.sample_share for update in updates)

@@ -5,7 +5,8 @@ by groups, a prompt shared by the rollouts of a group, and the history shared by
 segment. Computed tokens (N) and loss entries (E) are separate: one hidden state may predict the next token of many
 sequences.
 
-Shape suffixes: T tokens of one sequence, N computed tokens of a pack, E loss tokens of a pack.
+Shape suffixes: T tokens of one sequence, N computed tokens of a pack, E loss tokens of a pack, F those of the
+environment between calls.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Pack:
     that have a token with other experts than their own, of which there are `num_rerouted_tokens`.
 
     `shown` are the images among the computed tokens. Sequences have a common segment only where their images are the
-    same, not just the ids.
+    same, not just the ids. `teacher` is the name of the one that scores all sequences of the pack.
+
+    `echo_predict_F` and `echo_targets_F` are, as for entries, the tokens that the environment put between calls (F).
     """
 
     ids_N: IndexArray
@@ -85,6 +88,9 @@ class Pack:
     rerouted_E: BoolArray | None = None
     num_rerouted_tokens: int = 0
     shown: tuple[Shown, ...] = ()
+    echo_predict_F: IndexArray = field(default_factory=lambda: np.empty(0, np.int64))
+    echo_targets_F: IndexArray = field(default_factory=lambda: np.empty(0, np.int64))
+    teacher: str = ""
 
     @property
     def num_computed_tokens(self) -> int:
@@ -102,12 +108,39 @@ class Pack:
         comparable_E: BoolArray = (self.versions_E == version) & ~self.truncated_E
         return comparable_E if self.rerouted_E is None else comparable_E & ~self.rerouted_E
 
+    def with_echo(self) -> Pack:
+        """Return the pack with these tokens as further entries, at temperature 1 and without an advantage."""
+        count = len(self.echo_targets_F)
+        if not count:
+            return self
+        further: dict[str, Any] = {
+            name: np.concatenate([values_E, np.full(count, filler, values_E.dtype)])
+            for name, filler in _FILLERS.items()
+            if (values_E := getattr(self, name)) is not None
+        }
+        return replace(
+            self,
+            predict_E=np.concatenate([self.predict_E, self.echo_predict_F]),
+            targets_E=np.concatenate([self.targets_E, self.echo_targets_F]),
+            constrained=None if self.constrained is None else self.constrained.followed_by(count),
+            **further,
+        )
+
     @property
     def call_numbers_E(self) -> IndexArray:
         """Return for each loss entry the number of its call within the pack. A call is never split over packs."""
         keys_E = self.rollouts_E * (int(self.calls_E.max(initial=0)) + 1) + self.calls_E
         numbers_E: IndexArray = np.unique(keys_E, return_inverse=True)[1]
         return numbers_E
+
+
+_FILLERS = {
+    **dict.fromkeys(("logprobs_E", "advantages_E", "weights_E"), 0.0),
+    "temperatures_E": 1.0,
+    **dict.fromkeys(("versions_E", "rollouts_E", "calls_E", "tokens_E"), -1),
+    **dict.fromkeys(("truncated_E", "rerouted_E"), False),
+}
+"""What entries that no engine sampled have in the arrays of a pack."""
 
 
 @dataclass(slots=True)
@@ -134,11 +167,28 @@ def pack(
     own pack, with others as long as it is at most a quarter longer: a long prompt is then not computed again for every
     answer.
 
-    The sequences of a group stay together if they fit. Sequences without loss tokens are left out. `masks` are those of
-    the model whose engine sampled the tokens, for calls with a constraint. Raises `CallError` if the first token of a
-    sequence carries loss, because nothing predicts it, or if a call has a constraint and there are no `masks`.
+    The sequences of a group stay together if they fit; those of different teachers never share a pack. Sequences
+    without loss tokens are left out. `masks` are those of the model whose engine sampled the tokens, for calls with a
+    constraint. Raises `CallError` if the first token of a sequence carries loss, because nothing predicts it, or if a
+    call has a constraint and there are no `masks`.
     """
     rollout_ids = tuple(dict.fromkeys(experience.rollout_id for experience in experiences))
+    packs: list[Pack] = []
+    for teacher in dict.fromkeys(experience.teacher for experience in experiences):
+        own = [experience for experience in experiences if experience.teacher == teacher]
+        found = _packed(own, max_tokens, rollout_ids, masks, min_shared_tokens)
+        packs += found if not teacher else [replace(one, teacher=teacher) for one in found]
+    return packs
+
+
+def _packed(
+    experiences: Sequence[Experience],
+    max_tokens: int,
+    rollout_ids: tuple[str, ...],
+    masks: TokenMasks | None,
+    min_shared_tokens: int,
+) -> list[Pack]:
+    """Pack the sequences of one teacher."""
     packs = []
     builder = _Builder(max_tokens, min_shared_tokens, masks)
     for group in _groups(experiences):
@@ -282,7 +332,8 @@ def _common_length(first: IntArray, second: IntArray) -> int:
 def _entries(
     experiences: Sequence[Experience], indices: Mapping[int, IndexArray], rollout_ids: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return the `*_E` arrays of a pack, sequence by sequence; `indices` has each sequence's token indices in N."""
+    """Return the `*_E` and `*_F` arrays of a pack, sequence by sequence; `indices` has each sequence's token indices in
+    N."""
     numbers = {rollout_id: number for number, rollout_id in enumerate(rollout_ids)}
     columns: dict[str, list[npt.NDArray[Any]]] = {}
 
@@ -305,6 +356,8 @@ def _entries(
             tokens_E=targets,
             truncated_E=experience.truncated_T[targets],
         )
+        shown = np.flatnonzero(experience.shown_T) if experience.shown_T is not None else np.empty(0, np.int64)
+        put(echo_predict_F=indices[sequence][shown - 1], echo_targets_F=experience.ids_T[shown].astype(np.int64))
     return {name: np.concatenate(arrays) for name, arrays in columns.items()}
 
 

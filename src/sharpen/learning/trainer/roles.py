@@ -1,13 +1,13 @@
 """Loads the models that a trainer needs, and shards them if there are several ranks.
 
-In: a `TrainerPlan`, this rank's device. Out: policy, reference, critic and teacher, ready to score. Each rank loads
+In: a `TrainerPlan`, this rank's device. Out: policy, reference, critic and teachers, ready to score. Each rank loads
 each model whole before it is sharded: onto its GPU, or with `cpu_offload` into CPU memory, so that no GPU ever holds
 more than one layer of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from sharpen.learning.trainer.lora import load_trained
 from sharpen.learning.trainer.model import DType, TrainedModel, resolve_dtype
 from sharpen.learning.trainer.reference import Reference, load_reference
 from sharpen.learning.trainer.rounding import Rounding, measure
-from sharpen.learning.trainer.teacher import Teacher
+from sharpen.learning.trainer.teacher import Teacher, Teachers
 from sharpen.learning.trainer.team import Team
 from sharpen.models.frozen import Served
 from sharpen.types import Experience
@@ -32,9 +32,10 @@ class TrainerPlan:
     """The description of a trainer; picklable.
 
     `model_path` is the policy, the initial critic and, if the algorithm needs one, the frozen reference (with adapters,
-    the reference is the policy without them). `teacher_path` is the teacher, if the algorithm has one; it must have the
-    policy's vocabulary. The learning-rate schedule spans `planned_updates`. `probe` holds continuations of some prompts
-    by an engine with the same weights, which computes in `engine_dtype`; they serve to measure rounding.
+    the reference is the policy without them). `teachers` are those of an algorithm with teachers, by name (`Teachers`);
+    they must have the policy's vocabulary. The learning-rate schedule spans `planned_updates`. `probe` holds
+    continuations of some prompts by an engine with the same weights, which computes in `engine_dtype`; they serve to
+    measure rounding.
     """
 
     model_path: str | Path
@@ -43,7 +44,7 @@ class TrainerPlan:
     learning_rate: float
     planned_updates: int
     seed: int = 0
-    teacher_path: str | Path | None = None
+    teachers: Mapping[str, str | Path] = field(default_factory=dict)
     critic: CriticConfig = field(default_factory=CriticConfig)
     probe: Sequence[Experience] = ()
     engine_dtype: DType = "auto"
@@ -56,7 +57,7 @@ class Roles:
     policy: TrainedModel
     reference: Reference | None
     critic: Critic | None
-    teacher: Teacher | None
+    teachers: Teachers | None
     rounding: Rounding | None
 
 
@@ -72,7 +73,7 @@ def load_roles(plan: TrainerPlan, device: str | torch.device, team: Team, served
     engine_dtype, max_tokens = resolve_dtype(plan.engine_dtype, device), config.max_tokens_per_micro_batch
     rounding = measure(policy, plan.probe, engine_dtype=engine_dtype, max_tokens=max_tokens, team=team)
     team.divide(policy, cpu_offload=offload)
-    reference = critic = teacher = None
+    reference = critic = teachers = None
     if algorithm.needs_reference:
         reference = load_reference(policy, plan.model_path, config, load_device, team)
     if isinstance(algorithm, Algorithm) and algorithm.needs_critic:
@@ -85,10 +86,13 @@ def load_roles(plan: TrainerPlan, device: str | torch.device, team: Team, served
             team=team,
         )
     if isinstance(algorithm, Algorithm) and algorithm.needs_teacher:
-        assert plan.teacher_path is not None, f"{algorithm.name} needs a teacher"
-        teacher = Teacher.load(plan.teacher_path, dtype=config.dtype, device=load_device)
-        team.divide(teacher.model, cpu_offload=offload, keep_head=True)  # the policy is compared with its head
-    return Roles(policy=policy, reference=reference, critic=critic, teacher=teacher, rounding=rounding)
+        assert plan.teachers, f"{algorithm.name} needs a teacher"
+        loaded = {}
+        for name, path in plan.teachers.items():
+            loaded[name] = Teacher.load(path, dtype=config.dtype, device=load_device)
+            team.divide(loaded[name].model, cpu_offload=offload, keep_head=True)  # the policy is compared with its head
+        teachers = Teachers(loaded, num_ranks=team.size)
+    return Roles(policy=policy, reference=reference, critic=critic, teachers=teachers, rounding=rounding)
 
 
 def _resolve_device(device: str | torch.device) -> torch.device:

@@ -29,13 +29,13 @@ from sharpen.learning.trainer.credit import Credit, assign, clip_by_entropy, mas
 from sharpen.learning.trainer.critic import Critic
 from sharpen.learning.trainer.expert_loss import backward as backward_expert
 from sharpen.learning.trainer.loss import Loss
-from sharpen.learning.trainer.measured import UpdateMetrics, sample_share, summarize
+from sharpen.learning.trainer.measured import Echoed, UpdateMetrics, sample_share, summarize
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import Pack
 from sharpen.learning.trainer.parity import LogprobGap, Tolerance, check_routes, check_versions, is_comparable
 from sharpen.learning.trainer.reference import Reference
 from sharpen.learning.trainer.scores import to_device
-from sharpen.learning.trainer.teacher import Teacher
+from sharpen.learning.trainer.teacher import Teachers
 from sharpen.learning.trainer.team import IDLE, Team, backward_idle
 from sharpen.learning.trainer.work import Part, TrainingBatch, Work
 from sharpen.types import BoolArray, Experience, FloatArray, HalfArray
@@ -52,6 +52,7 @@ class _PackScores:
     sums: ObjectiveSums
     entropy: float
     balance: float
+    echo_nll: float
 
 
 class RolloutLoss(Loss):
@@ -66,24 +67,24 @@ class RolloutLoss(Loss):
         max_tokens: int,
         reference: Reference | None,
         critic: Critic | None,
-        teacher: Teacher | None,
+        teachers: Teachers | None,
         tolerance: Tolerance,
         team: Team,
         masks: TokenMasks | None = None,
         balance_coef: float = 0.0,
     ) -> None:
-        """Pass `reference`, `critic` and `teacher` if, and only if, the algorithm needs them. `masks` and
+        """Pass `reference`, `critic` and `teachers` if, and only if, the algorithm needs them. `masks` and
         `balance_coef`: see `Loss`."""
         assert (reference is not None) == algorithm.needs_reference
         assert (critic is not None) == algorithm.needs_critic
-        assert (teacher is not None) == algorithm.needs_teacher
+        assert (teachers is not None) == algorithm.needs_teacher
         super().__init__(
             policy, max_tokens=max_tokens, reference=reference, team=team, masks=masks, balance_coef=balance_coef
         )
         self.algorithm: Algorithm = algorithm
         self.tolerance = tolerance
         self._critic = critic
-        self._teacher = teacher
+        self._teachers = teachers
         self._step: int | None = None
         self._probed = LogprobGap(0)
         self._credit = Credit()
@@ -114,7 +115,11 @@ class RolloutLoss(Loss):
         policy_weight = 1.0 if expert is None else 1.0 - expert.weight(self._step or 0)
         gap = LogprobGap(version)
         parts, masked = self._masked(self._balanced(work.parts))
-        scores = self._team.map(parts, lambda part: self._backward(part, policy_weight), self._backward_idle)
+        num_echoed = 0 if self.algorithm.echo is None else sum(len(part.pack.echo_targets_F) for part in parts)
+        echo_weight = (self.algorithm.echo or 0.0) / max(num_echoed, 1)
+        scores = self._team.map(
+            parts, lambda part: self._backward(part, policy_weight, echo_weight), self._backward_idle
+        )
         for part, score in zip(work.parts, scores, strict=True):
             gap.add(part.pack, score.logprobs_E)
             if part.moments_3E is None:
@@ -138,6 +143,7 @@ class RolloutLoss(Loss):
                 expert=expert_part,
                 masked=masked,
                 balance=None if self._balance is None else sum(score.balance for score in scores),
+                echo=Echoed(echo_weight, sum(score.echo_nll for score in scores), num_echoed) if num_echoed else None,
             )
         )
 
@@ -156,7 +162,7 @@ class RolloutLoss(Loss):
     def state(self) -> dict[str, Any]:
         """See `Loss.state`."""
         adaptive = {} if self.algorithm.kl_target is None else {"kl_coef": self.algorithm.kl_coef}
-        return adaptive | ({} if self._teacher is None else {"teacher": self._teacher.fingerprint()})
+        return adaptive | ({} if self._teachers is None else {"teacher": self._teachers.fingerprint()})
 
     def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """See `Loss.state_tensors`."""
@@ -164,8 +170,8 @@ class RolloutLoss(Loss):
 
     def restore(self, saved: SavedState, directory: Path) -> None:
         """See `Loss.restore`."""
-        if self._teacher is not None:
-            self._teacher.check_same(saved.state.get("teacher"), directory)
+        if self._teachers is not None:
+            self._teachers.check_same(saved.state.get("teacher"), directory)
         if self._critic is not None:
             self._critic.restore(saved.further, directory)
         if self.algorithm.kl_target is not None and "kl_coef" in saved.state:
@@ -180,11 +186,11 @@ class RolloutLoss(Loss):
                 # All rewards are equal. One group is still computed, to compare logprobs with the engine.
                 kept = [experience for experience in experiences if experience.group_id == experiences[0].group_id]
         parts = self._parts(kept)
-        if (teacher := self._teacher) is not None:
+        if (teachers := self._teachers) is not None:
             for part in parts:
-                teacher.check_ids(part.pack)
+                teachers.check_ids(part.pack)
             if self.algorithm.teaches_sampled:
-                for part, logprobs_E in self._each(parts, teacher.logprobs):
+                for part, logprobs_E in self._each(parts, teachers.logprobs):
                     part.teacher_E = logprobs_E
         if (critic := self._critic) is not None:
             for part, values_E in self._each(parts, critic.values):
@@ -247,13 +253,15 @@ class RolloutLoss(Loss):
         )
         self.algorithm = replace(algorithm, kl_coef=coefficient)
 
-    def _backward(self, part: Part, policy_weight: float) -> _PackScores:
+    def _backward(self, part: Part, policy_weight: float, echo_weight: float) -> _PackScores:
         """Add the gradient of a pack."""
         pack, needs_entropy = part.pack, self.algorithm.needs_entropy
+        scored = pack.with_echo() if echo_weight else pack
         compared, distill = None, self.algorithm.distill
-        if self._teacher is not None and distill is not None and distill.of_vocabulary:
-            compared = self._teacher.compared(pack, distill)
-        scores = self._policy.score(pack, entropy_gradient=needs_entropy, compared=compared, balance=part.balance)
+        if self._teachers is not None and distill is not None and distill.of_vocabulary:
+            compared = self._teachers.compared(scored, distill)
+        both = self._policy.score(scored, entropy_gradient=needs_entropy, compared=compared, balance=part.balance)
+        scores, echo_nll = both.first(pack.num_trained_tokens), -both.logprobs_E[pack.num_trained_tokens :].sum()
         now_E = scores.logprobs_E
         move = functools.partial(to_device, device=now_E.device)
         old_E, advantages_E, weights_E = (
@@ -274,7 +282,7 @@ class RolloutLoss(Loss):
             policy_weight,
             scores.divergence_E,
         )
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss + echo_weight * echo_nll).backward()  # type: ignore[no-untyped-call]
         entropy_E = scores.entropy_E.detach()
         return _PackScores(
             logprobs_E=now_E.detach().cpu(),
@@ -284,12 +292,13 @@ class RolloutLoss(Loss):
             sums=sums.cpu(),
             entropy=float(entropy_E.sum()),
             balance=0.0 if part.balance is None else part.balance.value,
+            echo_nll=float(echo_nll.detach()),
         )
 
     def _backward_idle(self) -> None:
         """Make the pass of a rank that has no pack left."""
-        if self._teacher is not None and (distill := self.algorithm.distill) is not None and distill.of_vocabulary:
-            self._teacher.compared(IDLE, distill)
+        if self._teachers is not None and (distill := self.algorithm.distill) is not None and distill.of_vocabulary:
+            self._teachers.compared(IDLE, distill)
         backward_idle(self._policy)
 
 

@@ -54,6 +54,18 @@ class PackScores:
     divergence_E: torch.Tensor | None = None
     statistic_E: torch.Tensor | None = None
 
+    def first(self, count: int) -> PackScores:
+        """Return the scores of the first so many entries."""
+        divergence_E, statistic_E = self.divergence_E, self.statistic_E
+        return PackScores(
+            logprobs_E=self.logprobs_E[:count],
+            entropy_E=self.entropy_E[:count],
+            varentropy_E=self.varentropy_E[:count],
+            cumulative_E=self.cumulative_E[:count],
+            divergence_E=None if divergence_E is None else divergence_E[:count],
+            statistic_E=None if statistic_E is None else statistic_E[:count],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherModel:

@@ -1,7 +1,8 @@
-"""The teacher: a frozen model that scores the policy's own tokens, for on-policy distillation.
+"""Teachers: frozen models that score the policy's own tokens, for on-policy distillation.
 
-In: `Pack`s of the policy's tokens. Out: the teacher's logprobs of the sampled tokens, or its hidden states, to compare
-the policy with over the whole vocabulary; both at each token's sampling temperature.
+In: `Pack`s of the policy's tokens, each with the name of its teacher. Out: the teacher's logprobs of the sampled
+tokens, or its hidden states, to compare the policy with over the whole vocabulary; both at each token's sampling
+temperature.
 
 Shape suffixes: E loss entries of a pack.
 """
@@ -9,7 +10,9 @@ Shape suffixes: E loss entries of a pack.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +23,9 @@ from sharpen.learning.trainer.model import DType, TrainedModel
 from sharpen.learning.trainer.packing import Pack
 from sharpen.learning.trainer.scores import OtherModel
 from sharpen.learning.trainer.sharding import whole
+from sharpen.learning.trainer.team import IDLE
 
+Scored = TypeVar("Scored")
 _SAMPLED_VALUES = 64
 
 
@@ -63,14 +68,6 @@ class Teacher:
             digest.update(f"{name} {tuple(parameter.shape)}".encode() + sample.float().cpu().numpy().tobytes())
         return digest.hexdigest()
 
-    def check_same(self, recorded: str | None, directory: Path) -> None:
-        """Raise `CheckpointError` if the run that wrote the checkpoint in `directory` had another teacher."""
-        if recorded != self.fingerprint():
-            raise CheckpointError(
-                f"{directory} was written by a run with {'another' if recorded else 'no'} teacher: continue with its "
-                "distill.teacher_path, or start a new run"
-            )
-
     def check_ids(self, pack: Pack) -> None:
         """Raise `TrainingError` for an id beyond the teacher's embeddings. The vocabularies are equal, but the policy's
         embeddings may have extra rows, and it may sample one of them."""
@@ -81,3 +78,48 @@ class Teacher:
                     f"the policy sampled id {int(ids[unknown[0]])}, which is outside its vocabulary and outside the "
                     f"{self._num_ids} embeddings of the teacher; nothing was updated"
                 )
+
+
+class Teachers:
+    """The teachers of a run by name; one for all tasks has the name "". All of them stay in memory."""
+
+    def __init__(self, teachers: Mapping[str, Teacher], *, num_ranks: int = 1) -> None:
+        """`num_ranks` is the number of processes over which each is sharded: then all of them make each pass of every
+        teacher together, since their packs at the time may be those of different ones."""
+        self.by_name = teachers
+        self._together = num_ranks > 1 and len(teachers) > 1
+
+    def logprobs(self, pack: Pack) -> torch.Tensor:
+        """Return what the pack's teacher says of the entries' tokens; see `Teacher.logprobs`."""
+        return self._of(pack, Teacher.logprobs)
+
+    def compared(self, pack: Pack, distill: Distill) -> OtherModel:
+        """Return the side of the pack's teacher; see `Teacher.compared`."""
+        return self._of(pack, lambda teacher, some: teacher.compared(some, distill))
+
+    def check_ids(self, pack: Pack) -> None:
+        """See `Teacher.check_ids`."""
+        self.by_name[pack.teacher].check_ids(pack)
+
+    def fingerprint(self) -> str:
+        """Return that of the only teacher, or a hash over the names and fingerprints of several."""
+        if self.by_name.keys() == {""}:
+            return self.by_name[""].fingerprint()
+        named = sorted((name, one.fingerprint()) for name, one in self.by_name.items())
+        return hashlib.blake2b(repr(named).encode(), digest_size=16).hexdigest()
+
+    def check_same(self, recorded: str | None, directory: Path) -> None:
+        """Raise `CheckpointError` if the run that wrote the checkpoint in `directory` had another teacher."""
+        if recorded != self.fingerprint():
+            setting = "distill.teachers" if len(self.by_name) > 1 else "distill.teacher_path"
+            raise CheckpointError(
+                f"{directory} was written by a run with {'another' if recorded else 'no'} teacher: continue with its "
+                f"{setting}, or start a new run"
+            )
+
+    def _of(self, pack: Pack, score: Callable[[Teacher, Pack], Scored]) -> Scored:
+        """Return the score of a pack by its own teacher. The pack of a rank without work has none: any will do."""
+        if not self._together:
+            return score(self.by_name.get(pack.teacher) or next(iter(self.by_name.values())), pack)
+        found = {name: score(one, pack if name == pack.teacher else IDLE) for name, one in self.by_name.items()}
+        return found[pack.teacher if pack.teacher in found else next(iter(found))]

@@ -33,7 +33,7 @@ from sharpen.learning.trainer.rollout_loss import RolloutLoss
 from sharpen.learning.trainer.rounding import Rounding
 from sharpen.learning.trainer.row_loss import RowLoss, UpdateLoss
 from sharpen.learning.trainer.step_start import StepStart
-from sharpen.learning.trainer.teacher import Teacher
+from sharpen.learning.trainer.teacher import Teachers
 from sharpen.learning.trainer.team import Team
 from sharpen.learning.trainer.work import TrainingBatch, Work
 from sharpen.models.frozen import Served
@@ -53,15 +53,15 @@ class Trainer:
         planned_updates: int,
         reference: Reference | None = None,
         critic: Critic | None = None,
-        teacher: Teacher | None = None,
+        teachers: Teachers | None = None,
         tolerance: Tolerance | None = None,
         rounding: Rounding | None = None,
         team: Team | None = None,
         masks: TokenMasks | None = None,
     ) -> None:
-        """Train `policy`. Pass `reference`, `critic` and `teacher` if, and only if, the algorithm needs them. If `team`
-        has several ranks, all models must be sharded already. `tolerance` defaults to one based on `rounding`. `masks`
-        are those of the policy, for tokens that were sampled under a constraint."""
+        """Train `policy`. Pass `reference`, `critic` and `teachers` if, and only if, the algorithm needs them. If
+        `team` has several ranks, all models must be sharded already. `tolerance` defaults to one based on `rounding`.
+        `masks` are those of the policy, for tokens that were sampled under a constraint."""
         self.version = 0
         self.policy = policy
         self.rounding = rounding
@@ -87,7 +87,7 @@ class Trainer:
                 max_tokens=max_tokens,
                 reference=reference,
                 critic=critic,
-                teacher=teacher,
+                teachers=teachers,
                 tolerance=tolerance or Tolerance.of(policy.compute_dtype, measured),
                 team=self._team,
                 masks=masks,
@@ -126,7 +126,7 @@ class Trainer:
             planned_updates=plan.planned_updates,
             reference=roles.reference,
             critic=roles.critic,
-            teacher=roles.teacher,
+            teachers=roles.teachers,
             tolerance=tolerance,
             rounding=roles.rounding,
             team=team,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from sharpen.gateway.model_object import ModelObject
+from sharpen.gateway.model import ModelObject
 from sharpen.gateway.server import Server
 
 if TYPE_CHECKING:

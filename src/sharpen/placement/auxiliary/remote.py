@@ -22,14 +22,13 @@ from sharpen.agent.rollout.user_loop import owner
 from sharpen.config.run import AuxiliaryModelConfig
 from sharpen.config.sections import GatewayConfig
 from sharpen.errors import TokenCapError
-from sharpen.gateway.caller import Caller, foreign_error, foreign_use
+from sharpen.gateway.caller import OTHER_HEADERS, Caller, Keys, foreign_error, foreign_use, new_key
 from sharpen.gateway.exchange import RawRequest, Reply
-from sharpen.gateway.keys import OTHER_HEADERS, Keys, new_key
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.replies import error_reply
 from sharpen.gateway.requests import ApiError
 from sharpen.gateway.server import Server
-from sharpen.gateway.tasks import TaskSet
+from sharpen.gateway.session import TaskSet
 from sharpen.placement.auxiliary.endpoint import Endpoint
 from sharpen.placement.auxiliary.remote_transport import (
     Bridge,

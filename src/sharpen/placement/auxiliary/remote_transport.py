@@ -17,7 +17,7 @@ import httpx
 from sharpen.agent.rollout.user_loop import owner
 from sharpen.gateway.caller import Caller
 from sharpen.gateway.requests import ApiError
-from sharpen.gateway.tasks import TaskSet
+from sharpen.gateway.session import TaskSet
 
 # The routes of an endpoint: requests may go only to listed paths below its base URL, on its own host.
 #

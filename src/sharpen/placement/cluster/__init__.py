@@ -5,7 +5,6 @@
 - `serving`: the serving side, in actors
 - `worker`: an actor for the user's code
 - `attempts`: attempts on such workers, which may die
-- `engine`: an actor with an engine, and its client
+- `engine`: an actor with an engine, its client, and weights in Ray's object store
 - `ranks`: actors that train
-- `weights`: weights in Ray's object store
 """

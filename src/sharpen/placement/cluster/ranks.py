@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sharpen.errors import RankError
 from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.learning.trainer.team import Ranks
-from sharpen.placement.cluster.engine import first_line
-from sharpen.placement.cluster.weights import to_arrays, to_tensors
+from sharpen.placement.cluster.engine import first_line, to_arrays, to_tensors
 from sharpen.placement.ranks.answers import GRACE_S, RankAnswer, RankCalls, Reply, call_name, run_call
 from sharpen.placement.ranks.rank import RankTrainer
 

@@ -26,7 +26,7 @@ from sharpen.learning.recipe import Job, Recipe, RolloutRecipe
 from sharpen.models.files import quiet_transformers
 from sharpen.placement.cluster.attempts import RESTART_S, AuxiliaryTotals, OnWorkers, Worker
 from sharpen.placement.cluster.connect import Connection, check_ray
-from sharpen.placement.cluster.engine import MAX_RESTARTS, EngineActor, EngineClient, answer, first_line
+from sharpen.placement.cluster.engine import MAX_RESTARTS, EngineActor, EngineClient, answer, first_line, to_arrays
 from sharpen.placement.cluster.placement import (
     engine_names,
     fit_widths,
@@ -35,7 +35,6 @@ from sharpen.placement.cluster.placement import (
     rank_starter,
 )
 from sharpen.placement.cluster.ranks import StoredWeights
-from sharpen.placement.cluster.weights import to_arrays
 from sharpen.placement.cluster.worker import RolloutWorker, Setup
 from sharpen.placement.engine_choice import Machine, check_towers, choose_engine, installed_builds
 from sharpen.placement.place import HARD_GRACE_S

@@ -13,8 +13,7 @@ from typing import Any
 from sharpen.agent.agentscope.model import present
 from sharpen.agent.rollout.models import Access, RolloutModels
 from sharpen.errors import TokenCapError
-from sharpen.gateway.model import ChatModel
-from sharpen.gateway.model_object import ModelObject
+from sharpen.gateway.model import ChatModel, ModelObject
 from sharpen.gateway.transport import library_of
 from sharpen.placement.auxiliary.endpoint import Endpoint
 from sharpen.placement.isolated.messages import POLICY, ModelCard

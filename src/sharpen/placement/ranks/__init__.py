@@ -2,8 +2,7 @@
 
 - `group`: the trainer as the run sees it
 - `rank`: one rank of it
-- `processes`: ranks as processes of this machine
+- `processes`: ranks as processes of this machine, and the memory that they share
 - `main`: the program of such a process
 - `answers`: the ranks' answers as one
-- `shared_file`: memory that processes share
 """

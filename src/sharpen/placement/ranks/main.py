@@ -23,9 +23,8 @@ from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.learning.trainer.team import Ranks
 from sharpen.models.files import quiet_transformers
 from sharpen.placement.ranks.answers import run_call
-from sharpen.placement.ranks.processes import CallMessage, Start, view
+from sharpen.placement.ranks.processes import CallMessage, SharedFile, Start, view
 from sharpen.placement.ranks.rank import RankTrainer, WeightSpec
-from sharpen.placement.ranks.shared_file import SharedFile
 
 
 def main() -> None:

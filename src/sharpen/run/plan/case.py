@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sharpen.config.run import RunConfig
+from sharpen.config.run import RunConfig, setting_of_teacher
 from sharpen.errors import ConfigError
 from sharpen.learning.recipe import EngineType, RolloutRecipe, TrainingRecipe
 from sharpen.models.pieces import text_config
@@ -21,30 +21,33 @@ from sharpen.run.plan.workload import Workload, expected
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """The models of a run: the tuned one, its teacher, and the auxiliary ones that are served here. `config` is the
+    """The models of a run: the tuned one, its teachers, and the auxiliary ones that are served here. `config` is the
     tuned model's Hugging Face configuration."""
 
     config: Any
     policy: Sizes
-    teacher: Sizes | None = None
+    teachers: Mapping[str, Sizes] = field(default_factory=dict)
     auxiliary: Mapping[str, Sizes] = field(default_factory=dict)
 
 
 def read_models(recipe: TrainingRecipe) -> Models:
     """Read the sizes of every model that lies on the run's devices. Raises `ModelError`, `ConfigError`."""
-    config, teacher = recipe.config, None
+    config, teachers = recipe.config, dict[str, Sizes]()
     bring(*config.families)
     own = read_model_config(config.model.model_path)
     if isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_teacher:
-        if config.distill.teacher_path is None:
+        if not config.distill.models:
             raise ConfigError(f"{config.algorithm.algorithm_type!r} needs a teacher: set distill.teacher_path")
-        teacher = sizes_of(read_model_config(config.distill.teacher_path, "distill.teacher_path"))
+        teachers = {
+            name: sizes_of(read_model_config(path, setting_of_teacher(name)))
+            for name, path in config.distill.models.items()
+        }
     auxiliary = {
         name: sizes_of(read_model_config(model.model_path, f"auxiliary_models.{name}.model_path", "engine"))
         for name, model in config.auxiliary_models.items()
         if model.base_url is None
     }
-    return Models(config=own, policy=sizes_of(own), teacher=teacher, auxiliary=auxiliary)
+    return Models(config=own, policy=sizes_of(own), teachers=teachers, auxiliary=auxiliary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

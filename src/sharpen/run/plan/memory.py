@@ -284,8 +284,8 @@ def _trainer_items(case: Case) -> Iterator[Item]:
         yield item("critic: weights", 4 * sizes.held)
         yield item("critic: moments", moment_bytes(case, trained, sizes.vocabulary))
         yield item("critic: gradients", 4 * trained, "training")
-    if case.models.teacher is not None:
-        yield item("teacher: weights", _frozen_bytes(case, case.models.teacher))
+    for name, teacher in case.models.teachers.items():
+        yield item(f"teacher {name}".rstrip() + ": weights", _frozen_bytes(case, teacher))
 
 
 def _frozen_bytes(case: Case, sizes: Sizes, *, reads_rounded: bool = False) -> int:
@@ -344,7 +344,7 @@ def _comparing(case: Case) -> Iterator[Item]:
     num_bytes = probe_bytes(sizes.held, block, compared, rounded=rounded, in_4_bits=in_4_bits)
     if critics:
         num_bytes += probe_bytes(0, 0, sizes.parameters, rounded=rounded)
-    if (teacher := case.models.teacher) is not None:
+    for teacher in case.models.teachers.values():
         layer = (teacher.parameters - teacher.tables) // teacher.num_layers
         num_bytes += probe_bytes(teacher.held, layer, 0, rounded=rounded)
     yield Item(role="comparing gradients", num_bytes=num_bytes, when="comparing")

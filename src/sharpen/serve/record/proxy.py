@@ -21,8 +21,8 @@ import httpx
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from sharpen.gateway.caller import without_key
 from sharpen.gateway.exchange import RawRequest, Reply, raw_request
-from sharpen.gateway.keys import without_key
 from sharpen.gateway.protocols.protocol import Route
 from sharpen.gateway.replies import EVENTS_TYPE, json_reply
 from sharpen.gateway.requests import ApiError

@@ -17,8 +17,8 @@ import numpy as np
 
 from sharpen.agent.rollout.choices import mark_unused
 from sharpen.errors import JournalError
+from sharpen.gateway.caller import PREFIX, new_key
 from sharpen.gateway.exchange import RawRequest
-from sharpen.gateway.keys import PREFIX, new_key
 from sharpen.gateway.requests import ApiError
 from sharpen.learning.experience.images import ImageFolder
 from sharpen.learning.experience.journal import Journal

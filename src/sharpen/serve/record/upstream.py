@@ -13,7 +13,7 @@ import httpx
 
 from sharpen.config.secrets import hide_in_value
 from sharpen.errors import ConfigError
-from sharpen.gateway.keys import OTHER_HEADERS
+from sharpen.gateway.caller import OTHER_HEADERS
 from sharpen.gateway.requests import ApiError
 
 Headers = Sequence[tuple[str, str]]

@@ -5,8 +5,7 @@
 - `notebook`: where they are: a terminal, the output of a cell, nowhere
 - `stream`: output streams that may close
 - `spent`: how the time of a step is spent
-- `metrics`: `metrics.jsonl`, and every monitor that is asked for
-- `tolerant`: a monitor that may fail or be slow
+- `metrics`: `metrics.jsonl`, and every monitor that is asked for, which may fail or be slow
 - `tensorboard`: TensorBoard's files
 - `services`: W&B, MLflow, SwanLab, Trackio
 - `statistics`: means and paired differences with their intervals

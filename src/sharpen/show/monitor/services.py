@@ -2,7 +2,7 @@
 
 In: a step with its numbers, and rollouts as rows of a table. Out: the service's run. Each continues its run when ours
 is resumed, under the same identity. What it had of steps that are trained again is there twice: none of them takes
-anything back. Their errors are `tolerant.TolerantSink`'s to catch.
+anything back. Their errors are `metrics.TolerantSink`'s to catch.
 """
 
 from __future__ import annotations

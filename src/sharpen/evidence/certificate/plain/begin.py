@@ -22,6 +22,9 @@ from sharpen.evidence.certificate.plain.teacher import Teaching
 
 Tensor = torch.Tensor
 Tensors = Mapping[str, Tensor]
+Teachers = Mapping[str, PlainModel]
+
+NO_TEACHERS: Teachers = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,7 @@ class Begun:
     scored: Mapping[int, Scored]
 
 
-def begin(model: PlainModel, state: State, step: PlainStep, reference: Tensors, teacher: PlainModel | None) -> Begun:
+def begin(model: PlainModel, state: State, step: PlainStep, reference: Tensors, teachers: Teachers) -> Begun:
     """Compute it with the weights in `state`; see `update.make_steps` for the others."""
     rules = step.loss if state.kl_coef is None else replace(step.loss, kl_coef=state.kl_coef)
     sequences = [one for update in step.updates for one in update]
@@ -89,7 +92,7 @@ def begin(model: PlainModel, state: State, step: PlainStep, reference: Tensors, 
         [_tokens(one, known_S, rules) for one, known_S in zip(sequences, known, strict=True)], values, step.episodes
     )
     if step.teaching is not None and step.teaching.by_sample:
-        credits = _taught(credits, sequences, step.teaching, teacher)
+        credits = _taught(credits, sequences, step.teaching, teachers)
     if step.entropy_clip is not None:
         credits = _clipped(credits, sequences, step.entropy_clip, model, state.weights)
     scored = {
@@ -136,12 +139,23 @@ def _clipped(
 
 
 def _taught(
-    credits: Sequence[Credit], sequences: Sequence[PlainSequence], teaching: Teaching, teacher: PlainModel | None
+    credits: Sequence[Credit], sequences: Sequence[PlainSequence], teaching: Teaching, teachers: Teachers
 ) -> list[Credit]:
-    """The credits with the teacher's part."""
-    assert teacher is not None
-    of_teacher = logprobs(teacher, [replace(one, routes_TLK=None) for one in sequences], {})
+    """The credits with the teachers' part."""
+    added: dict[int, Tensor] = {}
+    for own in by_teacher(sequences):
+        of_teacher = logprobs(teachers[own[0].teacher], [replace(one, routes_TLK=None) for one in own], {})
+        for one, teacher_S in zip(own, of_teacher, strict=True):
+            added[id(one)] = teaching.advantages(teacher_S, one.recorded_S).double()
     return [
-        replace(credit, advantages_S=credit.advantages_S + teaching.advantages(teacher_S, one.recorded_S).double())
-        for credit, one, teacher_S in zip(credits, sequences, of_teacher, strict=True)
+        replace(credit, advantages_S=credit.advantages_S + added[id(one)])
+        for credit, one in zip(credits, sequences, strict=True)
     ]
+
+
+def by_teacher(sequences: Sequence[PlainSequence]) -> list[list[PlainSequence]]:
+    """The sequences of each teacher."""
+    found: dict[str, list[PlainSequence]] = {}
+    for one in sequences:
+        found.setdefault(one.teacher, []).append(one)
+    return list(found.values())

@@ -33,6 +33,7 @@ class LossRules:
     behaviour_low: float | None = None
     behaviour_high: float | None = None
     entropy_coef: float = 0.0
+    echo: float = 0.0
     sequence_mask: float | None = None
 
     @classmethod
@@ -63,6 +64,7 @@ class LossRules:
             behaviour_low=low if loss.behaviour_low is None else loss.behaviour_low,
             behaviour_high=high if loss.behaviour_high is None else loss.behaviour_high,
             entropy_coef=preset.entropy_coef if loss.entropy_coef is None else loss.entropy_coef,
+            echo=loss.echo or preset.echo,
             sequence_mask=preset.sequence_mask if loss.sequence_mask is None else loss.sequence_mask,
         )
 
@@ -76,16 +78,21 @@ _TIGHT = 0.05
 _CLIPS: Mapping[str, Mapping[str, float]] = {
     "ppo": {"clip_low": 0.2, "clip_high": 0.2},
     "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
+    "dppo_tv": {"low": 0.15, "high": 0.15},
     "sppo": {"epsilon": 0.3},
     "rec": {"clip_low": 0.2, "clip_high": 0.2},
 }
-"""How far the ratio may be from 1 before a token has no gradient, by policy loss, unless set otherwise."""
+"""How far the ratio may be from 1 before a token has no gradient, by policy loss, unless set otherwise; of `dppo_tv`,
+how far the probability may move."""
 
 
 def _narrowest(policy_loss: str, arguments: Mapping[str, Any]) -> float:
-    """Return the smallest of a loss's clips; infinite if it has none."""
+    """Return the smallest of a loss's clips; infinite if it has none, and 0 for `vespo`, whose ratio adds up the
+    rounding of a whole call."""
     if not is_ours(policy_loss):
         return narrowest_bound(policy_loss, arguments)
+    if policy_loss == "vespo":
+        return 0.0
     if arguments.get("clip") == "none":
         return math.inf
     return min((arguments.get(name, usual) for name, usual in _CLIPS.get(policy_loss, {}).items()), default=math.inf)
@@ -121,6 +128,8 @@ PRESETS: Mapping[str, LossRules] = {
     "topr": _with_kl("topr"),
     "opmd": _with_kl("opmd"),
     "asymre": LossRules(policy_loss="opmd"),
+    "dppo": LossRules(policy_loss="dppo_tv"),
+    "vespo": LossRules(policy_loss="vespo"),
     "sppo": LossRules(policy_loss="sppo"),
     "rec": LossRules(policy_loss="rec"),
     "raft": LossRules(policy_loss="sft"),
@@ -136,7 +145,7 @@ PRESETS: Mapping[str, LossRules] = {
 POLICY_LOSSES = frozenset(
     {
         *("ppo", "gspo", "cispo", "sapo", "sapo_gate", "topr", "opmd", "reinforce", "sft", "importance_sampling"),
-        *("m2po", "sppo", "rec"),
+        *("m2po", "sppo", "rec", "dppo_tv", "dppo_kl", "vespo"),
     }
 )
 """The names of our own policy losses."""
@@ -164,5 +173,6 @@ def _preset(name: str) -> LossRules:
         behaviour_low=found.behaviour_low,
         behaviour_high=found.behaviour_high,
         entropy_coef=found.entropy_coef,
+        echo=found.echo or 0.0,
         sequence_mask=found.sequence_mask,
     )

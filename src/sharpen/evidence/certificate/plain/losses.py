@@ -101,6 +101,41 @@ def _m2po(now_S: Tensor, old_S: Tensor, advantage_S: Tensor, threshold: float = 
     return -advantage_S * _constant(_ratio(now_S, old_S)) * now_S
 
 
+def _dppo_tv(
+    now_S: Tensor, old_S: Tensor, advantage_S: Tensor, low: float = 0.15, high: float = 0.15, max_ratio: float = 20.0
+) -> Tensor:
+    gained_S = torch.exp(_constant(now_S)) - torch.exp(old_S)
+    kept_S = torch.where(advantage_S > 0, gained_S <= high, gained_S >= -low)
+    return -advantage_S * kept_S * _constant(_ratio(now_S, old_S)).clip(max=max_ratio) * now_S
+
+
+def _dppo_kl(
+    now_S: Tensor, old_S: Tensor, advantage_S: Tensor, low: float = 0.05, high: float = 0.05, max_ratio: float = 20.0
+) -> Tensor:
+    new_S, before_S = torch.exp(_constant(now_S)), torch.exp(old_S)
+    rest = torch.log(1.0 - before_S + 1e-8) - torch.log(1.0 - new_S + 1e-8)
+    divergence_S = before_S * (old_S - _constant(now_S)) + (1.0 - before_S) * rest
+    raised_S = (divergence_S <= high) | (new_S <= before_S)
+    lowered_S = (divergence_S <= low) | (new_S >= before_S)
+    kept_S = torch.where(advantage_S > 0, raised_S, lowered_S)
+    return -advantage_S * kept_S * _constant(_ratio(now_S, old_S)).clip(max=max_ratio) * now_S
+
+
+def _vespo(
+    now_S: Tensor,
+    old_S: Tensor,
+    advantage_S: Tensor,
+    k_pos: float = 2.0,
+    lambda_pos: float = 3.0,
+    k_neg: float = 3.0,
+    lambda_neg: float = 2.0,
+) -> Tensor:
+    of_call = torch.exp(torch.clamp(_narrow(_constant(now_S - old_S)).sum(), math.log(1e-8), _WIDEST))
+    pulled = of_call**k_pos * torch.exp(lambda_pos - lambda_pos * of_call)
+    pushed = of_call**k_neg * torch.exp(lambda_neg - lambda_neg * of_call)
+    return -torch.where(advantage_S >= 0, pulled, pushed) * advantage_S * now_S
+
+
 def _sppo(now_S: Tensor, old_S: Tensor, advantage_S: Tensor, epsilon: float = 0.3) -> Tensor:
     ratio_S = _constant(_ratio(now_S, old_S))
     inside_S = (ratio_S >= 1.0 / (1.0 + epsilon)) & (ratio_S <= 1.0 + epsilon)
@@ -138,6 +173,9 @@ POLICY_LOSSES: Mapping[str, Callable[..., Tensor]] = {
     "sft": _imitate,
     "importance_sampling": _weighted,
     "m2po": _m2po,
+    "dppo_tv": _dppo_tv,
+    "dppo_kl": _dppo_kl,
+    "vespo": _vespo,
     "sppo": _sppo,
     "rec": _rec,
 }

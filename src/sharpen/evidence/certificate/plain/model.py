@@ -41,7 +41,8 @@ class PlainSequence:
     of these the recorded logprobs and the weights (S). `advantage` is that of all of them, `temperature` that of the
     call. `whole` is whether it is known what they were sampled from; `allowed_SV`, if not from all tokens, are those
     among which each was. `routes_TLK` are the experts that were recorded for each token, if any were;
-    `pictures` the images in it."""
+    `pictures` the images in it. `teacher` is the name of the one that teaches it, if several do. `shown` is its
+    beginning, with what the environment answered to the call before."""
 
     owner: str
     ids_T: Tensor
@@ -54,6 +55,21 @@ class PlainSequence:
     allowed_SV: Tensor | None = None
     routes_TLK: Tensor | None = None
     pictures: tuple[PictureSpan, ...] = ()
+    teacher: str = ""
+    shown: PlainSequence | None = None
+
+    def beginning(self, places_S: Tensor) -> PlainSequence:
+        """Return the sequence up to the last of these places, which nobody sampled, with them in place of its own."""
+        stop, count = int(places_S[-1]) + 1, len(places_S)
+        return PlainSequence(
+            owner=self.owner,
+            ids_T=self.ids_T[:stop],
+            places_S=places_S,
+            recorded_S=torch.zeros(count),
+            weights_S=torch.ones(count),
+            routes_TLK=None if self.routes_TLK is None else self.routes_TLK[:stop],
+            pictures=tuple(one for one in self.pictures if one.start < stop),
+        )
 
     def of_tokens(self, values_SV: Tensor) -> Tensor:
         """Return of these values those of the tokens with loss (S)."""

@@ -34,7 +34,7 @@ from sharpen.evidence.certificate.plain.saved_state import (
     records_adapters_at_start,
 )
 from sharpen.evidence.certificate.plain.steps import RolloutSteps
-from sharpen.evidence.certificate.plain.teacher import teacher_folder
+from sharpen.evidence.certificate.plain.teacher import teacher_folders
 from sharpen.evidence.certificate.plain.update import make_steps
 from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.machine import available_bytes
@@ -196,7 +196,7 @@ class _Records:
         be done in so many bytes of memory."""
         if self._adapts and before is None and not records_adapters_at_start(self._run_dir):
             return "adapters begin at random, and this run did not record how"
-        of_teacher = 0 if self._taught_by is None else _TEACHER_BYTES * num_weights(self._taught_by)
+        of_teacher = _TEACHER_BYTES * sum(num_weights(folder) for folder in self._taught_by.values())
         if (needed := memory_bytes(after) + of_teacher) > free:
             return f"that takes about {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free"
         steps: list[PlainStep] = []
@@ -213,7 +213,7 @@ class _Records:
             raise ModelError("in bfloat16 rounding decides which tokens lose their advantage")
         exact_dtype = torch.float32 if after.rounded else torch.float64
         high, low = (self._model(after.rounded, after.adapter_scale, exact) for exact in (True, False))
-        teachers = self._teacher(False, exact_dtype), self._teacher(after.rounded, torch.float32)
+        teachers = self._teachers(False, exact_dtype), self._teachers(after.rounded, torch.float32)
         start = _start(low, after)
         before = self._before(begin, start)
         if after.state.kl_coef is not None and before.kl_coef is None:
@@ -242,18 +242,20 @@ class _Records:
         return replace(start, weights=read_adapters_at_start(self._run_dir)) if self._adapts else start
 
     @functools.cached_property
-    def _taught_by(self) -> Path | None:
-        """The folder of the model that teaches, if one does. Raises `ModelError` where it is not there any more, or
-        does not hold what it held when the run started."""
-        folder, entries = teacher_folder(self._config), json.loads((self._run_dir / "resolved.json").read_text())
-        recorded = entries.get("identity.teacher", {}).get("value")
-        if folder is not None and recorded is not None and model_identity(folder) != recorded:
-            raise ModelError(f"the files in {folder} (distill.teacher_path) are no longer those of the run's teacher")
-        return folder
+    def _taught_by(self) -> dict[str, Path]:
+        """The folders of the models that teach. Raises `ModelError` where one is not there any more, or does not hold
+        what it held when the run started."""
+        folders, entries = teacher_folders(self._config), json.loads((self._run_dir / "resolved.json").read_text())
+        for name, folder in folders.items():
+            setting = f"distill.teachers.{name}" if name else "distill.teacher_path"
+            recorded = entries.get(f"identity.{setting if name else 'teacher'}", {}).get("value")
+            if recorded is not None and model_identity(folder) != recorded:
+                raise ModelError(f"the files in {folder} ({setting}) are no longer those of the run's teacher")
+        return folders
 
     @functools.cache  # noqa: B019 (lives as long as the call of `retrain`)
-    def _teacher(self, rounded: bool, dtype: torch.dtype) -> PlainModel | None:
-        return None if self._taught_by is None else _load(self._taught_by, rounded, dtype, None)
+    def _teachers(self, rounded: bool, dtype: torch.dtype) -> dict[str, PlainModel]:
+        return {name: _load(folder, rounded, dtype, None) for name, folder in self._taught_by.items()}
 
     @functools.cache  # noqa: B019
     def _model(self, rounded: bool, scale: float | None, exact: bool) -> PlainModel:

@@ -7,6 +7,7 @@ calls train, with which advantage and weight, comes from `expectation`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from sharpen.evidence.certificate.plain.loss_rules import LossRules
 from sharpen.evidence.certificate.plain.losses import ExpertLoss
 from sharpen.evidence.certificate.plain.model import PlainSequence
 from sharpen.evidence.certificate.plain.optimizers import Rates
-from sharpen.evidence.certificate.plain.teacher import Teaching
+from sharpen.evidence.certificate.plain.teacher import Teaching, teacher_of_row
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.evidence.certificate.sources import without_second
 from sharpen.learning.experience.evidence import read_delivery, read_step_groups
@@ -52,10 +53,12 @@ class RolloutSteps:
         config, rules = self._settings.config(step), self._settings.rules(step)
         for reason in (*unrepeatable(config), *without_formula(config), *without_second(config).values()):
             return reason
-        expected = self._expected(step)
-        updates: list[list[PlainSequence]] = [[] for _ in range(1 + max((one.update for one in expected), default=-1))]
-        for one in expected:
-            updates[one.update].append(self._sequence(one))
+        expected, teachers = self._expected(step, config)
+        updates: list[list[PlainSequence]] = [
+            [] for _ in range(1 + max((one.update for one, _ in expected), default=-1))
+        ]
+        for one, before in expected:
+            updates[one.update].append(replace(self._sequence(one, before), teacher=teachers[one.group_id]))
         lessons = self._lessons(step, config)
         if isinstance(lessons, str):
             return lessons
@@ -84,18 +87,29 @@ class RolloutSteps:
         trained = sum(one.left_out is None for one in delivered.places)
         return self._expert(step, max(1, min(config.trainer.num_minibatches, trained)))
 
-    def _expected(self, step: int) -> Sequence[ExpectedCall]:
+    def _expected(
+        self, step: int, config: RunConfig
+    ) -> tuple[Sequence[tuple[ExpectedCall, Call | None]], dict[str, str]]:
+        """The calls that train, each with the call that it goes on from, and the teacher of each group."""
         fresh = read_groups_at(self._journal, self._lineage.groups[step])
         replayed = read_groups_at(self._journal, [key for key, again in self._placed.get(step, ()) if again])
         delivered = read_delivery(self._journal, step)
         statuses = {} if delivered is None else {one.group_id: one.left_out or TRAINED for one in delivered.places}
-        return list(expect(fresh, replayed, self._settings.rules(step), statuses).calls.values())
+        found = expect(fresh, replayed, self._settings.rules(step), statuses)
+        rollouts = {rollout.id: rollout for of_group in found.participants.values() for rollout in of_group}
+        expected = [
+            (one, None if one.call.parent is None else rollouts[one.rollout_id].calls[one.call.parent])
+            for one in found.calls.values()
+        ]
+        trained = {one.group_id for one, _ in expected}
+        every = (part for group in (*fresh, *replayed) for part in group.with_side if part.id in trained)
+        return expected, {group.id: teacher_of_row(config, group.task.row) for group in every}
 
-    def _sequence(self, one: ExpectedCall) -> PlainSequence:
+    def _sequence(self, one: ExpectedCall, before: Call | None) -> PlainSequence:
         call = one.call
         assert one.advantage is not None and one.weight is not None, "see `without_second`"  # noqa: PT018
         prompt, sampled = call.prompt_ids_P, call.sampled_ids_S
-        return PlainSequence(
+        sequence = PlainSequence(
             owner=one.rollout_id,
             ids_T=torch.tensor(np.concatenate([prompt, sampled]), dtype=torch.long),
             places_S=torch.arange(len(prompt), len(prompt) + len(sampled)),
@@ -108,6 +122,12 @@ class RolloutSteps:
             routes_TLK=None if call.routes_NLK is None else _routes(call.routes_NLK),
             pictures=call.pictures,
         )
+        if before is None:
+            return sequence
+        shown = np.arange(len(before.prompt_ids_P) + len(before.sampled_ids_S), len(prompt))
+        for span in call.pictures:
+            shown = shown[(shown < span.start) | (shown >= span.stop)]
+        return replace(sequence, shown=sequence.beginning(torch.from_numpy(shown))) if len(shown) else sequence
 
     def _allowed(self, call: Call) -> torch.Tensor | None:
         """Return the tokens among which each of a call's was sampled (S, V); None if among all."""

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -62,21 +63,27 @@ class Teaching:
         return self.coef * (of_teacher_S + (1.0 - self.beta) * _relative_entropy(policy_SV, mixed_SV))
 
 
-def teacher_folder(config: RunConfig) -> Path | None:
-    """Return the folder of the model that teaches, None without one. Raises `ModelError` if it is not there."""
-    path = config.distill.teacher_path
-    return None if path is None else model_folder(path, setting="distill.teacher_path")
+def teacher_folders(config: RunConfig) -> dict[str, Path]:
+    """Return the folders of the models that teach, by what the tasks call them; a single one has the name "". Raises
+    `ModelError` if one is not there."""
+    given = {f"distill.teachers.{name}": (name, path) for name, path in config.distill.teachers.items()}
+    if config.distill.teacher_path is not None:
+        given["distill.teacher_path"] = ("", config.distill.teacher_path)
+    return {name: model_folder(path, setting=setting) for setting, (name, path) in given.items()}
 
 
-def num_ids_of_teacher(config: RunConfig) -> float:
-    """Return how many ids the model that teaches knows; infinity without one."""
+def num_ids_of_teachers(config: RunConfig) -> float:
+    """Return how many ids all the models that teach know; infinity without one."""
     from transformers import AutoConfig
 
-    folder = teacher_folder(config)
-    if folder is None:
-        return math.inf
-    text = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
-    return int(text.vocab_size)
+    read = (AutoConfig.from_pretrained(folder, trust_remote_code=False) for folder in teacher_folders(config).values())
+    return min((int(one.get_text_config().vocab_size) for one in read), default=math.inf)
+
+
+def teacher_of_row(config: RunConfig, row: Mapping[str, Any]) -> str:
+    """Return what a task calls its teacher."""
+    key = config.distill.teacher_key
+    return "" if key is None else str(row[key])
 
 
 def _relative_entropy(first_SV: Tensor, second_SV: Tensor) -> Tensor:

@@ -18,7 +18,17 @@ from itertools import zip_longest
 import torch
 
 from sharpen.evidence.certificate.plain.balance import add_balance
-from sharpen.evidence.certificate.plain.begin import Begun, PairLoss, PlainStep, Scored, begin, logprobs
+from sharpen.evidence.certificate.plain.begin import (
+    NO_TEACHERS,
+    Begun,
+    PairLoss,
+    PlainStep,
+    Scored,
+    Teachers,
+    begin,
+    by_teacher,
+    logprobs,
+)
 from sharpen.evidence.certificate.plain.loss_rules import LossRules
 from sharpen.evidence.certificate.plain.losses import (
     ExpertLoss,
@@ -38,25 +48,25 @@ Tensors = Mapping[str, Tensor]
 
 
 def make_steps(
-    model: PlainModel, state: State, steps: Sequence[PlainStep], reference: Tensors, teacher: PlainModel | None = None
+    model: PlainModel, state: State, steps: Sequence[PlainStep], reference: Tensors, teachers: Teachers = NO_TEACHERS
 ) -> State:
-    """Make these steps and return the state after them. `reference` are the trained weights before the run, `teacher`
-    is the model that teaches, if one does."""
+    """Make these steps and return the state after them. `reference` are the trained weights before the run, `teachers`
+    are the models that teach, by name."""
     state = state.copy(model.dtype)
     for step in steps:
-        _make_step(model, state, step, reference, teacher)
+        _make_step(model, state, step, reference, teachers)
     return state
 
 
 def compute_gradients(
-    model: PlainModel, state: State, step: PlainStep, reference: Tensors, teacher: PlainModel | None = None
+    model: PlainModel, state: State, step: PlainStep, reference: Tensors, teachers: Teachers = NO_TEACHERS
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the gradients of a step's only update, which is not made, for the policy and for the critic. `state` must
     be in the precision of the model; a weight without a gradient is missing. For the others see `make_steps`."""
     (update,) = step.updates
-    begun = begin(model, state, step, reference, teacher)
+    begun = begin(model, state, step, reference, teachers)
     weights = _trainable(state.weights)
-    _backward_update(model, step, begun, update, (), weights, teacher)
+    _backward_update(model, step, begun, update, (), weights, teachers)
     of_policy = {name: one.grad for name, one in weights.items() if one.grad is not None}
     del weights
     of_critic: dict[str, Tensor] = {}
@@ -67,17 +77,15 @@ def compute_gradients(
     return of_policy, of_critic
 
 
-def _make_step(
-    model: PlainModel, state: State, step: PlainStep, reference: Tensors, teacher: PlainModel | None
-) -> None:
-    begun = begin(model, state, step, reference, teacher)
+def _make_step(model: PlainModel, state: State, step: PlainStep, reference: Tensors, teachers: Teachers) -> None:
+    begun = begin(model, state, step, reference, teachers)
     rules, apart = begun.rules, list[Tensor]()
     for _ in range(step.epochs):
         for update, lessons in zip_longest(step.updates, step.lessons, fillvalue=()):
             if not update and not lessons:
                 continue
             weights = _trainable(state.weights)
-            apart += _backward_update(model, step, begun, update, lessons, weights, teacher)
+            apart += _backward_update(model, step, begun, update, lessons, weights, teachers)
             if state.critic is not None and step.critic_rates is not None:
                 of_critic = _trainable(state.critic.weights)
                 _backward_critic(model, [begun.scored[id(one)] for one in update], of_critic, step)
@@ -107,7 +115,7 @@ def _backward_update(
     update: Sequence[PlainSequence],
     lessons: Sequence[PlainSequence],
     weights: Tensors,
-    teacher: PlainModel | None,
+    teachers: Teachers,
 ) -> list[Tensor]:
     """Add the gradient of an update to the policy's weights. Return the divergence from the reference, token by
     token."""
@@ -120,24 +128,34 @@ def _backward_update(
         add_balance(model, update, weights, step.balance)
     if step.expert is not None:
         _backward_lessons(model, lessons, weights, step.expert)
+    if begun.rules.echo:
+        _backward_shown(model, update, weights, begun.rules.echo)
     if step.teaching is not None and not step.teaching.by_sample:
-        _backward_taught(model, update, weights, step.teaching, teacher)
+        _backward_taught(model, update, weights, step.teaching, teachers)
     return apart
 
 
 def _backward_taught(
-    model: PlainModel, update: Sequence[PlainSequence], weights: Tensors, teaching: Teaching, teacher: PlainModel | None
+    model: PlainModel, update: Sequence[PlainSequence], weights: Tensors, teaching: Teaching, teachers: Teachers
 ) -> None:
     """Add the gradient of the divergence from the teacher over the vocabulary."""
-    assert teacher is not None
-    for some in model.groups(update):
+    for some in (some for own in by_teacher(update) for some in model.groups(own)):
         with torch.no_grad():
-            of_teacher = teacher.distributions([replace(one, routes_TLK=None) for one in some], {})
+            of_teacher = teachers[some[0].teacher].distributions([replace(one, routes_TLK=None) for one in some], {})
         own = model.distributions(some, weights)
         _backward_sum(
             _weighted(one, teaching.losses(own_SV, teacher_SV))
             for one, own_SV, teacher_SV in zip(some, own, of_teacher, strict=True)
         )
+
+
+def _backward_shown(model: PlainModel, update: Sequence[PlainSequence], weights: Tensors, weight: float) -> None:
+    """Add the gradient of the cross-entropy of all that the environment answered: the mean over these tokens, times
+    `weight` (ECHO, arXiv 2605.24517)."""
+    shown = [one.shown for one in update if one.shown is not None]
+    num_tokens = sum(len(one.places_S) for one in shown)
+    for some in model.groups(shown):
+        _backward_sum(-weight * now_S / num_tokens for now_S, _ in model.logprobs(some, weights))
 
 
 def _backward_lessons(
