@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from sharpen.types import Constraint, FinishReason, FloatArray, IntArray, PictureSpan, RouteArray, Sampling
+from sharpen.types import Constraint, FinishReason, FloatArray, IntArray, PictureSpan, RouteArray, Sampling, Supports
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +74,8 @@ class Generation:
     requested (id, logprob) pairs of each position. `routes_NLK` are the experts of every token of prompt and
     continuation but the last (N) in each layer of a mixture of experts (L); None for a dense model. `prompt_logprobs`
     are there if the request asks for them; None from an engine that has none, which is then refused by the gateway.
+    `supports` are the ids that tokens sampled with `top_p` or `top_k` were drawn from; without them, only algorithms
+    that need no probability ratio train such tokens.
     """
 
     ids: IntArray
@@ -84,6 +86,7 @@ class Generation:
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     routes_NLK: RouteArray | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    supports: Supports | None = None
 
 
 class Engine(Protocol):

@@ -68,7 +68,7 @@ class Sampling:
 
     @property
     def full_support(self) -> bool:
-        """Whether tokens are sampled from the whole distribution, so that probability ratios are defined."""
+        """Whether tokens are sampled from the whole distribution."""
         return self.top_p >= 1.0 and self.top_k == 0
 
 
@@ -83,6 +83,19 @@ class Constraint:
 
     grammar: str
     origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Supports:
+    """The ids that each token of a response was drawn from, where `top_p` or `top_k` cut its distribution.
+
+    `packed` has them one behind the other, `sizes_S` bytes each, as `engine.supports` packs and reads them.
+    `vocab_size` is the number of the logits that they were cut from.
+    """
+
+    vocab_size: int
+    sizes_S: IntArray
+    packed: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +216,8 @@ class Call:
     `PROMPT_ROLE`. `started` is when its sampling began, in seconds since 1970 (None: unknown). `routes_NLK` are the
     experts that the engine chose for each token but the last (N = P + S - 1) in each layer of a mixture of experts;
     None for a dense model. `pictures` are the images in the prompt, in their order. `seeded` calls asked for noise of a
-    seed of their own, which other calls of the rollout may have too.
+    seed of their own, which other calls of the rollout may have too. `supports` are the ids that the tokens of a
+    truncated distribution were drawn from; None if nothing was cut, or the engine did not say what was left.
     """
 
     index: int
@@ -228,6 +242,13 @@ class Call:
     routes_NLK: RouteArray | None = None
     pictures: tuple[PictureSpan, ...] = ()
     seeded: bool = False
+    supports: Supports | None = None
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether the logprobs can be compared with a model's: nothing was cut off the distribution, or it is known
+        what was left of it."""
+        return self.sampling.full_support or self.supports is not None
 
     @property
     def delivered(self) -> bool:
@@ -277,10 +298,10 @@ class CallEntropies:
 
     `log_ratios_S` (float16) are those in the step's last update on the token: its log probability under the trainer's
     weights before that update, minus the one that the policy loss compares with. That is the recorded one, or with a
-    `behaviour` weight that of the weights before the step's first update. A token of a truncated distribution has none
-    (NaN). `clipped_S` says whether the policy loss gave the token no gradient in that update because of a bound: its
-    own clip, or one that left the token out (`behaviour: masked`, `m2po`, `clipb`, `clipv`). An advantage of 0 alone is
-    no clip. Terms for KL and entropy are not looked at."""
+    `behaviour` weight that of the weights before the step's first update. A token of a truncated distribution whose
+    support is not recorded has none (NaN). `clipped_S` says whether the policy loss gave the token no gradient in that
+    update because of a bound: its own clip, or one that left the token out (`behaviour: masked`, `m2po`, `clipb`,
+    `clipv`). An advantage of 0 alone is no clip. Terms for KL and entropy are not looked at."""
 
     rollout_id: str
     call: int
@@ -412,15 +433,15 @@ class Experience:
         loss_mask_T  0           0    0    0  1          1   1            1          0  0              0 0  1 1
         calls_T     -1          -1   -1   -1  0          0   0            0         -1 -1             -1 -1 1 1
 
-    `truncated_calls` are the calls sampled with `top_p` or `top_k`, by index: their logprobs are those of the truncated
-    distribution, which nothing may be compared with. `constraints` has the constraint of each call that was sampled
-    with one, by index: its tokens are scored among the allowed ones. `routes_NLK` are the experts that the engine chose
-    for all tokens but the last (N = T - 1), as recorded by the first call that computed each; None for a dense model.
-    `pictures` are the images of the sequence, in their order. `shown_T` are the tokens that the environment put between
-    two calls, the template's among them, images not (None: nobody asks); each is in one sequence of its rollout.
-
-    `teacher` is the name of the one that scores the sequence, if there are several (`distill.teachers`). With
-    `distill.context` it reads the ids `told_P` in place of the first `num_untold`, which are the first call's prompt.
+    `supports` are those of each call sampled with `top_p` or `top_k`, by index: its tokens are scored among the ids
+    that they were drawn from. `truncated_calls` are such calls without: nothing may be compared with their logprobs.
+    `constraints` has the constraint of each call that was sampled with one, by index: its tokens are scored among the
+    allowed ones. `routes_NLK` are the experts that the engine chose for all tokens but the last (N = T - 1), as
+    recorded by the first call that computed each; None for a dense model. `pictures` are the images of the sequence, in
+    their order. `shown_T` are the tokens that the environment put between two calls, the template's among them, images
+    not (None: nobody asks); each is in one sequence of its rollout. `teacher` is the name of the one that scores the
+    sequence, if there are several (`distill.teachers`). With `distill.context` it reads the ids `told_P` in place of
+    the first `num_untold`, which are the first call's prompt.
 
     `advantages_T` and `weights_T` are filled when a batch is drawn. The loss of a batch is
     `sum(weights_T * per_token_loss_T)`: the weights already include the aggregation mode and the normalization over the
@@ -439,6 +460,7 @@ class Experience:
     advantages_T: FloatArray
     weights_T: FloatArray
     truncated_calls: tuple[int, ...] = ()
+    supports: Mapping[int, Supports] = field(default_factory=dict)
     constraints: Mapping[int, Constraint] = field(default_factory=dict)
     routes_NLK: RouteArray | None = None
     pictures: tuple[PictureSpan, ...] = ()
@@ -449,7 +471,7 @@ class Experience:
 
     @property
     def truncated_T(self) -> BoolArray:
-        """Whether each token was sampled from a truncated distribution."""
+        """Whether each token was sampled from a truncated distribution of unknown support."""
         return np.isin(self.calls_T, self.truncated_calls)
 
 

@@ -179,6 +179,8 @@ def test_the_model_teaches_itself_what_only_the_teacher_is_told(tmp_path, toy_mo
     if weights == "current":
         with pytest.raises(ConfigError, match=r"own_weights is 'current' with trainer\.num_processes 2"):
             run(tmp_path, toy_model_dir, None, toy_dataset, settings=settings | {"trainer.num_processes": 2})
+        with pytest.raises(ConfigError, match=r"loss\.echo is 0\.1 with distill\.context"):
+            run(tmp_path, toy_model_dir, None, toy_dataset, settings=settings | {"loss.echo": 0.1})
     settings["distill.context"] = "{prompt} {solution}"
     with pytest.raises(DatasetError, match=r"\{solution\}, but task train/"):
         run(tmp_path / "other", toy_model_dir, None, toy_dataset, workflow=rewarded, settings=settings)

@@ -1,13 +1,17 @@
-"""RAFT with top_p and top_k: tokens of a truncated distribution train, and nothing compares them with the whole one."""
+"""Runs with top_p and top_k: tokens of a truncated distribution train and are compared among what was left of it."""
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.cli.main import main
-from sharpen.errors import ConfigError
+from sharpen.errors import ConfigError, SamplingError
 from sharpen.evidence.certificate.certify import certify
+from sharpen.learning.experience.merge import merge
+from sharpen.learning.experience.reading import read_groups
 
 
 async def answers(task, model):
@@ -19,7 +23,7 @@ async def answers(task, model):
     return WorkflowOutput(reward=text.count("e") / 12)
 
 
-def run(folder, model, algorithm="raft", *, agent_top_p=1.0, group_size=1, loss=None, **sampling):
+def run(folder, model, algorithm="raft", *, agent_top_p=1.0, group_size=1, loss=None, engine="auto", **sampling):
     rows = [{"question": f"say e {number}", "top_p": agent_top_p} for number in range(8)]
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tune(
@@ -32,6 +36,7 @@ def run(folder, model, algorithm="raft", *, agent_top_p=1.0, group_size=1, loss=
         settings={
             "checkpoint_root_dir": str(folder / "runs"),
             **({"loss": loss} if loss else {}),
+            "engine.type": engine,
             "evaluation.hold_out": False,
         },
     ).run_dir
@@ -44,35 +49,57 @@ def steps(run_dir):
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_tokens_of_a_truncated_distribution_train_and_are_not_compared(tmp_path, toy_model_dir, capsys):
-    """All tokens are truncated in both steps: the certificate says how many, and holds. Red when `LogprobGap.add` takes
-    them: their logprobs are far from those of the whole distribution."""
-    run_dir = run(tmp_path, toy_model_dir, loss=EVERY, agent_top_p=0.9, top_p=0.8, top_k=9)
+@pytest.mark.parametrize("algorithm", ["grpo", "raft"])
+def test_tokens_of_a_truncated_distribution_train_and_are_compared(tmp_path, toy_model_dir, algorithm):
+    """All tokens are truncated in both steps, by the run or by the agent: all are compared, by the trainer, the
+    certificate and its plain loop. Red when supports are lost on the way, when a row gets another's, or when the ratio
+    is to the whole distribution."""
+    loss = EVERY if algorithm == "raft" else None
+    run_dir = run(tmp_path, toy_model_dir, algorithm, group_size=4, loss=loss, agent_top_p=0.9, top_p=0.8, top_k=9)
     trained = [row for row in steps(run_dir) if row.get("batch/loss_tokens")]
     assert len(trained) == 2
     for row in trained:
-        assert row["batch/loss_tokens_truncated"] == row["batch/loss_tokens"] > 0
-        assert row["trainer/ratio_max"] == row["trainer/sample_share"] == 1.0
+        assert row["batch/loss_tokens_truncated"] == 0
+        assert row["trainer/logprob_gap_tokens"] > 0
+        assert row["trainer/logprob_gap_max"] < 1e-4
+        assert row["trainer/ratio_max"] == pytest.approx(1.0, abs=1e-4)
         assert row["trainer/grad_norm"] > 0
     written = json.loads((run_dir / "certificate.json").read_text())
     assert written["holds"], written["problems"]
-    assert written["truncated_tokens"] == sum(row["batch/loss_tokens"] for row in trained)
+    assert written["truncated_tokens"] == 0
     found = certify(run_dir)
     assert found.holds, found.problems
-    assert any(
-        f"{written['truncated_tokens']} tokens sampled with top_p or top_k" in one for one in found.not_recomputed
-    )
-    assert main(["certify", str(run_dir), "--no-logprobs"]) == 0
-    assert f"{written['truncated_tokens']} not compared" in " ".join(capsys.readouterr().out.split())
+    assert not any("top_p" in one for one in found.not_recomputed)
+    assert main(["certify", str(run_dir), "--retrain"]) == 0
 
 
-def test_the_agent_s_own_top_p_alone_is_left_out_of_the_comparison(tmp_path, toy_model_dir):
+def test_the_certificate_sees_a_support_that_is_lost_or_another(tmp_path, toy_model_dir):
+    """A support with one id more has another logprob; one without the token is named."""
+    run_dir = run(tmp_path, toy_model_dir, "grpo", group_size=4, top_k=5)
+    with closing(sqlite3.connect(run_dir / "run.db")) as connection, connection:
+        rows = connection.execute("SELECT rowid, packed FROM call_supports").fetchall()
+        assert rows
+        changed = [(bytes([packed[0] + 1]) + packed[1:], key) for key, packed in rows]
+        connection.executemany("UPDATE call_supports SET packed = ? WHERE rowid = ?", changed)
+    found = certify(run_dir)
+    assert not found.holds
+    assert any("is not in its recorded support" in one for one in found.problems)
+    with closing(sqlite3.connect(run_dir / "run.db")) as connection, connection:
+        connection.execute("UPDATE call_supports SET vocab_size = 1 << 40")
+    assert any(f"supports among {1 << 40} ids are recorded" in one for one in certify(run_dir).problems)
+
+
+def test_a_journal_without_supports_is_read_and_its_tokens_are_not_compared(tmp_path, toy_model_dir):
     run_dir = run(tmp_path, toy_model_dir, loss=EVERY, agent_top_p=0.5)
-    for row in (row for row in steps(run_dir) if row.get("batch/loss_tokens")):
-        assert 0 < row["batch/loss_tokens_truncated"] < row["batch/loss_tokens"]
-        assert row["trainer/logprob_gap_tokens"] == row["batch/loss_tokens"] - row["batch/loss_tokens_truncated"]
-        assert row["trainer/logprob_gap_max"] < 1e-4
-    assert certify(run_dir).holds
+    with closing(sqlite3.connect(run_dir / "run.db")) as connection, connection:
+        assert connection.execute("DELETE FROM call_supports").rowcount > 0
+    found = certify(run_dir)
+    assert any("tokens sampled with top_p or top_k" in one for one in found.not_recomputed)
+    assert not found.holds, "these are not the records that were trained"
+    (group, *_) = read_groups(run_dir / "run.db")
+    with pytest.raises(SamplingError, match="did not record which tokens that left"):
+        merge(group.rollouts[0])
+    assert merge(group.rollouts[0], needs_ratio=False)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +111,9 @@ def test_the_agent_s_own_top_p_alone_is_left_out_of_the_comparison(tmp_path, toy
         ("opmd", {"top_k": 9, "loss": {"kl_in": "reward"}}, "model.top_k is 9, but 'opmd' needs"),
     ],
 )
-def test_what_needs_the_record_refuses_truncation(tmp_path, toy_model_dir, algorithm, sampling, words):
+def test_what_needs_the_record_refuses_truncation_by_vllm(tmp_path, toy_model_dir, algorithm, sampling, words):
     with pytest.raises(ConfigError, match=words):
-        run(tmp_path, toy_model_dir, algorithm, group_size=2, **sampling)
+        run(tmp_path, toy_model_dir, algorithm, group_size=2, engine="vllm", **sampling)
 
 
 def test_raft_of_one_says_how_every_rollout_is_imitated(tmp_path, toy_model_dir):

@@ -53,7 +53,6 @@ def arguments(tmp_path, toy_model_dir, toy_dataset):
         ({"algorithm": AlgorithmConfig(algorithm_type="grppo")}, ConfigError, ["grppo", "grpo"]),
         ({"monitor_type": "wandbb"}, ConfigError, ["wandbb", "wandb"]),
         ({"settings": {"rollout.timeout": 3}}, ConfigError, ["rollout.timeout", "timeout_s"]),
-        ({"settings": {"model.top_p": 0.9}}, ConfigError, ["top_p is 0.9"]),
         ({"settings": {"model.temperature": 0}}, ConfigError, ["temperature is 0"]),
         ({"settings": {"model.temperature": 0.001}}, ConfigError, ["temperature is 0.001", "0.01 at least"]),
         ({"config_path": "no.yaml"}, ConfigError, ["no.yaml"]),
@@ -79,13 +78,13 @@ def test_all_that_is_wrong_is_said_at_once(arguments, tmp_path, toy_model_dir):
                 "workflow_func": starred,
                 "judge_func": functools.partial(workflow),
                 "train_dataset": DatasetConfig(path="no/such/folder/data"),
-                "model": TunerModelConfig(model_path="./nowhere", max_model_len=64, top_p=0.9, temperature=0.0),
+                "model": TunerModelConfig(model_path="./nowhere", max_model_len=64, temperature=0.0),
                 "auxiliary_models": {"a": away, "b": away.model_copy(update={"model_path": "./other"})},
             }
         )
     lines = str(raised.value).splitlines()
-    assert lines[0] == "8 problems"
-    for word in ("*args", "response", "top_p", "temperature", "./judge", "./other", "./nowhere", "no/such/folder/data"):
+    assert lines[0] == "7 problems"
+    for word in ("*args", "response", "temperature", "./judge", "./other", "./nowhere", "no/such/folder/data"):
         assert sum(word in line for line in lines[1:]) == 1, (word, lines)
     assert not (tmp_path / "runs").exists()
 

@@ -111,6 +111,7 @@ class Entry:
             span=exchange.span,
             pictures=self.prompt.pictures,
             seeded=self.request.seed is not None,
+            supports=generation.supports,
         )
 
     def _seconds(self) -> float:

@@ -141,14 +141,14 @@ def _rollout_problems(recipe: RolloutRecipe) -> Iterator[str]:
             f"distill.own_weights is 'current' with trainer.num_processes {config.trainer.num_processes}: the weights "
             "that train are shared out while they would teach; set own_weights to start, or num_processes to 1"
         )
+    if config.distill.context is not None and config.loss.echo is not None:
+        yield (
+            f"loss.echo is {config.loss.echo:g} with distill.context: it learns from tokens of which a teacher that is "
+            "told something else says nothing; leave out one of them"
+        )
     if recipe.overlaps:
         yield from _sync_problems(recipe)
-    for name, value, whole in (("top_p", config.model.top_p, 1), ("top_k", config.model.top_k, 0)):
-        if value != whole and algorithm.needs_ratio:
-            yield (
-                f"model.{name} is {value:g}, but {algorithm.name!r} needs tokens sampled from the model's whole "
-                f"distribution: set {name} to {whole}, or train without a probability ratio (raft)"
-            )
+    yield from truncation_problems(recipe, config.engine.type)
     yield from _reward_problems(recipe)
     if config.journal.keep_steps is not None and algorithm.of_advantage.by_states:
         yield (
@@ -162,6 +162,19 @@ def _rollout_problems(recipe: RolloutRecipe) -> Iterator[str]:
             f"model.temperature is {config.model.temperature:g}: below {MIN_TEMPERATURE:g} rounding dominates the "
             f"logprobs, and almost every answer is the likeliest one; set it to 1, or to {MIN_TEMPERATURE:g} at least"
         )
+
+
+def truncation_problems(recipe: RolloutRecipe, engine_type: str) -> Iterator[str]:
+    """Yield the settings that cut the distribution, where the algorithm needs to know what was left of it, and an
+    engine of this type does not say so."""
+    model, algorithm = recipe.config.model, recipe.algorithm
+    for name, value, whole in (("top_p", model.top_p, 1), ("top_k", model.top_k, 0)):
+        if value != whole and algorithm.needs_ratio and engine_type == "vllm":
+            yield (
+                f"model.{name} is {value:g}, but {algorithm.name!r} needs to know which tokens that leaves, which vLLM "
+                f"does not say: set {name} to {whole}, engine.type to embedded, or train without a probability ratio "
+                "(raft)"
+            )
 
 
 def _reward_problems(recipe: RolloutRecipe) -> Iterator[str]:

@@ -14,7 +14,7 @@ from sharpen.agent.agentscope.model import imported_line
 from sharpen.agent.operators.pipeline import ON_ROLLOUTS, ON_TASKS, Pipeline
 from sharpen.agent.rollout.signature import judge_arguments, workflow_arguments
 from sharpen.config.functions import import_function
-from sharpen.config.problems import Problems
+from sharpen.config.problems import Problems, refuse
 from sharpen.config.public import MONITORS, DatasetConfig, TunerModelConfig
 from sharpen.config.rows import check_path
 from sharpen.config.run import RunConfig
@@ -33,6 +33,7 @@ from sharpen.learning.recipe import (
     TrainingRecipe,
     check_settings,
     recipe_of,
+    truncation_problems,
 )
 from sharpen.learning.trainer.settings import check_lora, check_optimizer
 from sharpen.models.files import check_model_path, model_folder
@@ -98,6 +99,8 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     problems.check(check_base, config, engine, serves=True)
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
+    if engine is not None:
+        refuse(truncation_problems(recipe, engine.type))
     folder = _model_folders(config, serves=serves)
     _check_towers(config, engine, folder)
     notices += (formats_line(config.model, folder),) if serves else ()

@@ -89,7 +89,7 @@ class Visit:
         self.ended = self.changed = True
 
     def rollout(self, id_: str, group_id: str, index: int, *, needs_ratio: bool) -> Rollout:
-        """Return the session as a rollout; with `needs_ratio` calls with a truncated distribution do not train."""
+        """Return the session as a rollout; with `needs_ratio` calls without one do not train."""
         calls = tuple(self._trained(call, needs_ratio) for call in self.before)
         return Rollout(
             id=id_,
@@ -107,7 +107,7 @@ class Visit:
 
     def _trained(self, call: Call, needs_ratio: bool) -> Call:
         unrated = bool(self.call_rewards) and call.index not in self.call_rewards
-        truncated = needs_ratio and not call.sampling.full_support
+        truncated = needs_ratio and not call.has_ratio
         out = call.status == CallStatus.USED and (unrated or truncated)
         return replace(call, status=CallStatus.LEFT_OUT) if out else call
 

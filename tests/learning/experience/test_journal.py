@@ -20,7 +20,7 @@ from sharpen.learning.algorithm.presets import PRESETS
 from sharpen.learning.experience.draw import make_batch
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.reading import StepRecord, TrainedCall, read_groups, read_steps, read_trained
-from sharpen.types import Call, Constraint, Group, Outcome, Rollout, Sampling, Span
+from sharpen.types import Call, Constraint, Group, Outcome, Rollout, Sampling, Span, Supports
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -172,6 +172,24 @@ def test_a_journal_from_before_constraints_is_read_and_continued(tmp_path: Path)
     constraint = Constraint(grammar='start: "yes"', origin="response_format")
     (rollout, *others) = new.rollouts
     calls = tuple(replace(call, constraint=constraint) for call in rollout.calls)
+    new = replace(new, rollouts=(replace(rollout, calls=calls), *others))
+    with Journal(path) as journal:
+        journal.add(new)
+    assert same(tuple(read_groups(path)), (old, new))
+
+
+def test_a_journal_from_before_supports_is_read_and_continued(tmp_path: Path) -> None:
+    """Break: write the sizes of another type, or read supports of another rollout's calls."""
+    path = tmp_path / "run.db"
+    old, new = (make_group([two_turns(group=name)], name) for name in ("old", "new"))
+    with Journal(path) as journal:
+        journal.add(old)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE call_supports")
+    assert same(tuple(read_groups(path)), (old,))
+    supports = Supports(vocab_size=900, sizes_S=np.array([1, 2], np.int32), packed=b"\1\x80\1")
+    (rollout, *others) = new.rollouts
+    calls = tuple(replace(call, supports=supports) for call in rollout.calls)
     new = replace(new, rollouts=(replace(rollout, calls=calls), *others))
     with Journal(path) as journal:
         journal.add(new)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from sharpen.errors import CallError, SamplingError
 from sharpen.learning.experience.merge import merge
-from sharpen.types import Call, CallStatus, Picture, PictureSpan, Sampling
+from sharpen.types import Call, CallStatus, Picture, PictureSpan, Sampling, Supports
 
 
 def test_two_turns_become_one_sequence() -> None:
@@ -176,7 +176,7 @@ def test_trap_15_missing_logprobs_are_refused() -> None:
 
 
 def test_trap_11_a_truncated_distribution_is_refused_with_the_setting() -> None:
-    """Red when `merge` does not look at `Sampling.full_support`."""
+    """Red when `merge` does not look at `Call.has_ratio`."""
     rollout = make_rollout([make_call(0, [1], [2], sampling=Sampling(top_p=0.9, top_k=20))])
     with pytest.raises(SamplingError, match=r"call 0 of rollout g/0 was sampled with top_p=0\.9, top_k=20"):
         merge(rollout)
@@ -192,6 +192,18 @@ def test_without_a_ratio_truncated_calls_are_merged_and_marked() -> None:
     (merged,) = merge(make_rollout(calls), needs_ratio=False)
     assert merged.truncated_calls == (0,)
     assert merged.truncated_T.tolist() == [False, True, True, False, False]
+
+
+def test_a_recorded_support_goes_with_its_call() -> None:
+    """Red when `merge` takes supports of calls without loss, or marks a call that has them."""
+    supports = Supports(vocab_size=30, sizes_S=np.array([1, 1], np.int32), packed=b"\2\3")
+    calls = [
+        make_call(0, [1], [2, 3], sampling=Sampling(top_k=20), supports=supports),
+        make_call(1, [1, 2, 3, 9], [4], parent=0),
+    ]
+    (merged,) = merge(make_rollout(calls))
+    assert merged.supports == {0: supports}
+    assert not merged.truncated_T.any()
 
 
 def test_a_parent_whose_ids_differ_is_refused() -> None:

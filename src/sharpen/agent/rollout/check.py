@@ -385,19 +385,21 @@ def _percent(share: float) -> str:
 
 
 def own_truncation(groups: Sequence[Group], model: TunerModelConfig) -> str | None:
-    """Return a message if the agent sets its own `top_p` or `top_k`, whose tokens cannot be trained on; else None."""
+    """Return a message if the agent sets its own `top_p` or `top_k` and the engine does not record what they left of
+    the distribution, so that these tokens cannot be trained on; else None."""
     calls = _sampled_calls(groups)
     values = Counter(
         f"top_p {call.sampling.top_p:g}" if call.sampling.top_p < 1 else f"top_k {call.sampling.top_k}"
         for call in calls
-        if not call.sampling.full_support
+        if not call.has_ratio
     )
     if not values:
         return None
     return (
         f"the agent sets {_join_values(values)} itself in {sum(values.values())} of {len(calls)} calls (model.top_p is "
-        f"{model.top_p:g}): tokens from a truncated distribution have no probability ratio, and the first step would "
-        "fail; remove it from the agent's code, or train without a ratio (raft)"
+        f"{model.top_p:g}): the engine does not record which tokens that leaves, so that these have no probability "
+        "ratio, and the first step would fail; remove it from the agent's code, use the embedded engine, or train "
+        "without a ratio (raft)"
     )
 
 

@@ -54,6 +54,8 @@ class SlotRequest:
     """The images of the prompt; None if it has none."""
     scores: PromptScores | None = None
     """The logprobs of the prompt's tokens as they are computed; None if the request does not ask for them."""
+    supports: list[bytes] = field(default_factory=list)
+    """The packed support of each sampled token of a truncated distribution; empty for others."""
 
     @property
     def num_prompt(self) -> int:
@@ -64,10 +66,10 @@ class SlotRequest:
 class SlotTable:
     """The state of all slots, as arrays. `kv_len_S` <= `num_ids_S`: ids beyond `kv_len_S` are still to be computed.
 
-    `watched_S` marks slots to check after every token: their requests have stop strings, or ask for top
-    logprobs or to be told of each token. `constrained_S` marks slots whose requests have a constraint. `routes_STLK`
-    has the experts of each position with KV; its last two sizes are 0 for a dense model. In `ids_ST` image tokens are
-    marked: negative, and different for different images.
+    `watched_S` marks slots to check after every token: their requests have stop strings, or ask for top logprobs or to
+    be told of each token. `constrained_S` marks slots whose requests have a constraint, `truncated_S` those sampled
+    with `top_p` or `top_k`. `routes_STLK` has the experts of each position with KV; its last two sizes are 0 for a
+    dense model. In `ids_ST` image tokens are marked: negative, and different for different images.
     """
 
     def __init__(self, routes: RouteShape | None = None) -> None:
@@ -95,6 +97,7 @@ class SlotTable:
         self.noise_S = np.zeros(0, np.uint64)
         self.watched_S = np.zeros(0, np.bool_)
         self.constrained_S = np.zeros(0, np.bool_)
+        self.truncated_S = np.zeros(0, np.bool_)
 
     _PER_SLOT = (
         "num_ids_S",
@@ -110,6 +113,7 @@ class SlotTable:
         "noise_S",
         "watched_S",
         "constrained_S",
+        "truncated_S",
     )
     _PER_POSITION = ("ids_ST", "logprobs_ST", "versions_ST", "routes_STLK")
 
@@ -163,6 +167,7 @@ class SlotTable:
         request = job.request
         self.watched_S[slot] = bool(sampling.stop) or request.top_logprobs > 0 or request.on_tokens is not None
         self.constrained_S[slot] = job.matcher is not None
+        self.truncated_S[slot] = sampling.temperature > 0.0 and not sampling.full_support
 
     def append(self, slots_R: Indices, ids_R: IntArray, logprobs_R: FloatArray, versions_R: IntArray) -> None:
         """Append one sampled token to each of the slots."""

@@ -33,6 +33,7 @@ from sharpen.engine.embedded.sampling import SampledRows, SamplingRows, sample, 
 from sharpen.engine.embedded.scheduler import Scheduler
 from sharpen.engine.embedded.slots import Indices, SlotRequest
 from sharpen.engine.requests import find_stop
+from sharpen.engine.supports import joined, kept_bits, packed
 from sharpen.engine.token_masks import TokenMasks, first_line
 from sharpen.errors import ConstraintError, EngineError
 from sharpen.models.adapter_files import NamedAdapter
@@ -246,6 +247,7 @@ class Stepper:
         full_R = table.num_ids_S[slots_R] >= table.id_limit_S[slots_R]
         bad_R = ~np.isfinite(logprobs_R)
         stuck_R = self._advance(slots_R, ids_R)
+        self._note_supports(slots_R, rows)
         alternatives = self._alternatives(slots_R, rows)
         for row in np.flatnonzero(ended_R | full_R | bad_R | stuck_R | table.watched_S[slots_R]):
             slot = int(slots_R[row])
@@ -276,6 +278,18 @@ class Stepper:
             stuck_R[row] = matcher.is_error()
         return stuck_R
 
+    def _note_supports(self, slots_R: Indices, rows: SampledRows) -> None:
+        """Note which ids the tokens of truncated distributions were drawn from."""
+        truncated = np.flatnonzero(self._scheduler.table.truncated_S[slots_R])
+        if not len(truncated):
+            return
+        for row, bits_B in zip(
+            truncated, kept_bits(rows.log_distribution_RV[on_device(truncated, self._device)]), strict=True
+        ):
+            job = self._scheduler.table.jobs[int(slots_R[row])]
+            assert job is not None
+            job.supports.append(packed(bits_B))
+
     def _alternatives(self, slots_R: Indices, rows: SampledRows) -> dict[int, tuple[tuple[int, float], ...]]:
         """Return the likeliest (id, logprob) pairs of each row whose request wants them, without those of probability
         zero. They are copied from the device once for all rows."""
@@ -304,6 +318,7 @@ class Stepper:
     def _finish(self, slot: int, job: SlotRequest, reason: FinishReason, text: str | None) -> None:
         ids_S, logprobs_S, versions_S = self._scheduler.table.sampled(slot)
         routes_NLK = self._scheduler.table.routes(slot)
+        supports = joined(job.supports, len(self._is_end_V)) if self._scheduler.table.truncated_S[slot] else None
         self._scheduler.remove(job)
         if not job.future.done():
             job.future.set_result(
@@ -316,6 +331,7 @@ class Stepper:
                     top_logprobs=tuple(job.top_logprobs),
                     routes_NLK=routes_NLK,
                     prompt_logprobs=None if job.scores is None else job.scores.result(),
+                    supports=supports,
                 )
             )
 

@@ -11,7 +11,8 @@
 - `brought`: formulas of an algorithm that is not ours
 - `sources`: the files of such an algorithm, and what is not recomputed of it
 - `draws`: whether sampled tokens come from the recorded distributions
-- `constraints`: whether constrained tokens keep to their grammar, and whether recorded experts are possible
+- `constraints`: whether constrained tokens keep to their grammar and truncated ones to their support, and whether
+  recorded experts are possible
 - `lineage`: which of the recorded steps led to a run's weights
 - `saved_weights`: whether the checkpoints are as they were written
 - `rollouts`: the checks of a run's steps, again from its journal; replayed groups are drawn once more, images compared

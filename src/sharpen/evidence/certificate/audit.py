@@ -322,8 +322,8 @@ def _changed_records(span: LossSpan, call: Call, where: str) -> str:
             difference = _first_difference(found_T[span.places_S], recorded_S, where, start)
             if difference is not None:
                 return difference
-        return f"{where}: another temperature, or other experts"
-    return f"{where}: logprobs, versions, temperatures or experts differ from the recorded ones"
+        return f"{where}: another temperature, other experts or other supports"
+    return f"{where}: logprobs, versions, temperatures, experts or supports differ from the recorded ones"
 
 
 def _first_difference(found_T: np.ndarray, expected_T: np.ndarray, where: str, offset: int) -> str | None:

@@ -280,13 +280,13 @@ def _by_version(
     calls: Iterable[tuple[int, Rollout, Call]], sampled: dict[int, list[Experience]], missing: list[str]
 ) -> tuple[dict[int, list[Experience]], int]:
     """Group the calls, as sequences, under each version in `sampled` that sampled some of their tokens. Also return the
-    number of all trained tokens, without those of truncated distributions."""
+    number of all trained tokens, without those of truncated distributions of unknown support."""
     truncated = 0
     uncompared: Counter[int] = Counter()
     steps: set[int] = set()
     num_trained = 0
     for step, rollout, call in calls:
-        if not call.sampling.full_support:
+        if not call.has_ratio:
             truncated += len(call.sampled_ids_S)
             continue
         versions, counts = np.unique(call.versions_S, return_counts=True)
@@ -299,7 +299,7 @@ def _by_version(
                 steps.add(step)
     if truncated:
         missing.append(
-            f"the logprobs of {truncated} tokens sampled with top_p or top_k: they are not of the whole distribution"
+            f"the logprobs of {truncated} tokens sampled with top_p or top_k: from which tokens is not recorded"
         )
     if uncompared:
         missing.append(
@@ -360,6 +360,7 @@ def _sequence(rollout: Rollout, call: Call) -> Experience:
         temperatures_T=after_prompt(call.sampling.temperature, 1.0, np.float32),
         advantages_T=np.zeros(length, np.float32),
         weights_T=np.zeros(length, np.float32),
+        supports={} if call.supports is None else {call.index: call.supports},
         constraints={} if call.constraint is None else {call.index: call.constraint},
         routes_NLK=call.routes_NLK,
         pictures=call.pictures,

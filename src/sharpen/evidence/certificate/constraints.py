@@ -1,7 +1,8 @@
-"""Were the tokens of constrained calls sampled under their constraints?
+"""Were the tokens of constrained calls sampled under their constraints, those of truncated ones from their supports?
 
 In: the recorded calls and the model's folder. Out: a sentence for each call with a token that its constraint does not
-allow. Each call is followed by a matcher of its own, token by token; masks, which engine and trainer use, play no part.
+allow, or that is not in its support. Each call is followed by a matcher of its own, token by token, and supports are
+read a byte at a time; masks, which engine and trainer use, play no part.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from sharpen.types import Call, Experience, Rollout
+from sharpen.types import Call, Experience, Rollout, Supports
 
 
 def constraint_check(folder: Path) -> Callable[[Rollout, Call], str | None]:
@@ -34,10 +35,19 @@ def constraint_check(folder: Path) -> Callable[[Rollout, Call], str | None]:
 
         return LLMatcher(vocabulary(), grammar, log_level=0)
 
+    @functools.cache
+    def num_ids() -> int:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return int(config.get_text_config().vocab_size)
+
     def check(rollout: Rollout, call: Call) -> str | None:
+        where = f"rollout {rollout.id}, call {call.index}"
+        if call.supports is not None and (wrong := _wrong_support(call, call.supports, num_ids())):
+            return f"{where}: {wrong}"
         if call.constraint is None:
             return None
-        where = f"rollout {rollout.id}, call {call.index}"
         matcher = compiled(call.constraint.grammar).deep_copy()
         if matcher.is_error():
             return f"{where}: its constraint ({call.constraint.origin}) cannot be compiled"
@@ -50,6 +60,40 @@ def constraint_check(folder: Path) -> Callable[[Rollout, Call], str | None]:
         return None
 
     return check
+
+
+def _wrong_support(call: Call, supports: Supports, num_ids: int) -> str | None:
+    """Say what is wrong with the supports of a call's tokens, if anything. `num_ids` are those of the model."""
+    if supports.vocab_size != num_ids:
+        return f"supports among {supports.vocab_size} ids are recorded, but the model has {num_ids}"
+    sizes, num_bytes, at = supports.sizes_S.tolist(), -(-supports.vocab_size // 8), 0
+    if len(sizes) != len(call.sampled_ids_S) or sum(sizes) != len(supports.packed) or min(sizes, default=1) < 1:
+        return f"supports of {len(sizes)} tokens are recorded for {len(call.sampled_ids_S)}, or parts of them"
+    for place, (token, size) in enumerate(zip(call.sampled_ids_S.tolist(), sizes, strict=True)):
+        own, at = supports.packed[at : at + size], at + size
+        if size == num_bytes:
+            bits = int.from_bytes(own, "little")
+            known, count = bool(bits >> token & 1), bits.bit_count()
+        else:
+            ids = _ids(own)
+            known, count = token in ids and ids[-1] < supports.vocab_size, len(ids)
+        if not known:
+            return f"sampled token {place} (id {token}) is not in its recorded support"
+        if 0 < call.sampling.top_k < count:
+            return f"the support of sampled token {place} has {count} ids, but top_k is {call.sampling.top_k}"
+    return None
+
+
+def _ids(own: bytes) -> list[int]:
+    """Return the ids whose differences are given, seven bits a byte, the lowest first."""
+    ids, number, shift, last = [], 0, 0, 0
+    for byte in own:
+        number, shift = number | (byte & 0x7F) << shift, shift + 7
+        if byte < 0x80:
+            last += number
+            ids.append(last)
+            number = shift = 0
+    return [] if shift else ids
 
 
 def _end_ids(folder: Path) -> list[int] | None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sharpen.learning.experience.records import Delivery, GroupPlace, LossSpan
-from sharpen.types import Call, Constraint, Experience, PictureSpan
+from sharpen.types import Call, Constraint, Experience, PictureSpan, Supports
 
 _DIGEST_BYTES = 16
 
@@ -85,6 +85,7 @@ def _spans(experience: Experience, update: int, sequence: int) -> Iterator[LossS
                 experience.temperatures_T[at_S],
                 experience.constraints.get(call),
                 None if experience.routes_NLK is None else experience.routes_NLK[at_S - 1],
+                experience.supports.get(call),
             ),
             source=experience,
         )
@@ -111,9 +112,10 @@ def records_digest(
     temperatures_S: np.ndarray,
     constraint: Constraint | None = None,
     routes_SLK: np.ndarray | None = None,
+    supports: Supports | None = None,
 ) -> bytes:
-    """Return a digest of what was recorded with each sampled token, of the constraint that they were sampled under, and
-    of the experts of the tokens before them, which predict them."""
+    """Return a digest of what was recorded with each sampled token, of the constraint that they were sampled under, of
+    the experts of the tokens before them, which predict them, and of their supports."""
     digest = blake2b(_bytes(logprobs_S, "<f4"), digest_size=_DIGEST_BYTES)
     digest.update(_bytes(versions_S, "<i4"))
     digest.update(_bytes(temperatures_S, "<f4"))
@@ -121,6 +123,8 @@ def records_digest(
         digest.update(constraint.grammar.encode())
     if routes_SLK is not None:
         digest.update(routes_SLK.tobytes())
+    if supports is not None:
+        digest.update(_bytes(supports.sizes_S, "<i4") + supports.packed)
     return digest.digest()
 
 
@@ -129,7 +133,7 @@ def recorded_digest(call: Call) -> bytes:
     count = len(call.sampled_ids_S)
     temperatures_S = np.full(count, call.sampling.temperature, np.float32)
     routes_SLK = None if call.routes_NLK is None else call.routes_NLK[len(call.prompt_ids_P) - 1 :]
-    return records_digest(call.logprobs_S, call.versions_S, temperatures_S, call.constraint, routes_SLK)
+    return records_digest(call.logprobs_S, call.versions_S, temperatures_S, call.constraint, routes_SLK, call.supports)
 
 
 def _bytes(numbers: np.ndarray, dtype: str) -> bytes:

@@ -285,7 +285,7 @@ def of_tokens(groups: Iterable[Group], measured: Measured, version: int, *, uneq
 
 def is_drawn(call: Call) -> bool:
     """Whether a call's tokens are drawn from the distributions that the trainer measures, by noise of their own."""
-    return call.sampling.temperature > 0.0 and call.sampling.full_support and not call.seeded
+    return call.sampling.temperature > 0.0 and call.has_ratio and not call.seeded
 
 
 def _tested(rollout: Rollout) -> Iterator[Call]:

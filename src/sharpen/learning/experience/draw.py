@@ -125,7 +125,7 @@ class Batch:
     `left_out` has the `Reason` for each group that is not in the update (`num_flat_groups`, `num_small_groups` and
     `num_filtered_groups` in total), `group_ids` are the others.
 
-    Of the `num_loss_tokens`, `num_truncated_tokens` were sampled with `top_p` or `top_k`.
+    Of the `num_loss_tokens`, `num_truncated_tokens` were sampled with `top_p` or `top_k` from an unknown support.
     `num_excluded_rollouts` have no reward, `num_unanswered_rollouts` received no answer of the model, so their reward
     says nothing about it, and `num_cut_rollouts` were left out because they hit a token limit. `reward_mean` and
     `reward_std` are those of the recorded rewards, `reward_shaped_mean` that of the rewards used for advantages; they

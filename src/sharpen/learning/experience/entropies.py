@@ -117,7 +117,7 @@ def read_entropies(connection: sqlite3.Connection, rollout: Rollout, steps: Iter
 
 def read_ratios(connection: sqlite3.Connection, rollout: Rollout, steps: Iterable[int]) -> dict[int, TokenRatios]:
     """Return the ratios of a rollout's calls in the last of these steps of an open journal that has some, by the call's
-    index. Calls without any are left out: of an older journal all, and those of truncated distributions."""
+    index. Calls without any are left out: of an older journal all, and those of unknown distributions."""
     if not {*_RATIO_COLUMNS} <= _columns(connection):
         return {}
     found = {}

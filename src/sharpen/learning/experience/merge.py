@@ -22,7 +22,7 @@ def merge(rollout: Rollout, *, needs_ratio: bool = True) -> list[Experience]:
     Calls that are not trainable, such as greedy or abandoned ones, can only be context. Raises `CallError` for a
     trainable call without exactly one finite logprob per sampled token, or a call whose prompt does not start with its
     parent's ids; if the algorithm `needs_ratio`, `SamplingError` for a trainable call sampled from a truncated
-    distribution.
+    distribution whose support is not recorded.
     """
     for call in rollout.calls:
         _check_call(rollout, call, needs_ratio)
@@ -43,9 +43,9 @@ def merge(rollout: Rollout, *, needs_ratio: bool = True) -> list[Experience]:
     return experiences
 
 
-def whole_support(rollout: Rollout) -> bool:
-    """Whether all trainable calls of the rollout were sampled from the model's full distribution."""
-    return all(call.sampling.full_support for call in rollout.calls if call.trainable)
+def has_ratios(rollout: Rollout) -> bool:
+    """Whether the logprobs of all trainable calls of the rollout can be compared with a model's."""
+    return all(call.has_ratio for call in rollout.calls if call.trainable)
 
 
 def num_trainable_calls(rollout: Rollout) -> int:
@@ -91,7 +91,8 @@ def _sequence(rollout: Rollout, last: Call, loss_calls: list[Call]) -> Experienc
         temperatures_T=temperatures_T,
         advantages_T=np.zeros(num_tokens, dtype=np.float32),
         weights_T=np.zeros(num_tokens, dtype=np.float32),
-        truncated_calls=tuple(call.index for call in loss_calls if not call.sampling.full_support),
+        truncated_calls=tuple(call.index for call in loss_calls if not call.has_ratio),
+        supports={call.index: call.supports for call in loss_calls if call.supports is not None},
         constraints={call.index: call.constraint for call in loss_calls if call.constraint is not None},
         routes_NLK=_routes(loss_calls),
         pictures=last.pictures,
@@ -149,13 +150,14 @@ def _check_call(rollout: Rollout, call: Call, needs_ratio: bool) -> None:
             f"{where}: the logprob of sampled token {first} is {call.logprobs_S[first]}; the engine must return a "
             "finite one for every sampled token"
         )
-    if needs_ratio and not call.sampling.full_support:
+    if needs_ratio and not call.has_ratio:
         settings = {"top_p": (call.sampling.top_p, 1.0), "top_k": (call.sampling.top_k, 0)}
         wrong = ", ".join(f"{name}={value:g}" for name, (value, full) in settings.items() if value != full)
         raise SamplingError(
-            f"{where} was sampled with {wrong}: a truncated distribution has no probability ratio to the model's. "
-            "Sample with top_p=1 and top_k=0, or with temperature 0 if the call should only be context, or train with "
-            "an algorithm without a ratio (raft)"
+            f"{where} was sampled with {wrong}, and the engine did not record which tokens that left: they have no "
+            "probability ratio to the model's. Use the embedded engine, which records them, sample with top_p=1 and "
+            "top_k=0, or with temperature 0 if the call should only be context, or train with an algorithm without a "
+            "ratio (raft)"
         )
 
 

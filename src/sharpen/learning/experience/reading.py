@@ -43,6 +43,7 @@ from sharpen.types import (
     RouteArray,
     Sampling,
     Span,
+    Supports,
     Task,
     step_of_group,
 )
@@ -354,7 +355,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, *, lenient: 
     routes = _route_rows(connection, row["key"])
     times, seeded = _read_times(connection, row["key"]), _read_seeded(connection, row["key"])
     rollout_started, traceback = _read_rollout_note(connection, row["key"])
-    spans = _read_traces(connection, row["key"])
+    spans, supports = _read_traces(connection, row["key"]), _read_supports(connection, row["key"])
     shown = _picture_rows(connection, row["key"])
     files = _pictures_in(connection) if shown else None
     for call_row in connection.execute(
@@ -372,7 +373,14 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, *, lenient: 
         started, span = times.get(index), spans.get(index)
         pictures = _read_pictures(*shown[index], base, files) if index in shown else ()
         call = replace(
-            call, agent=agent, model=model, started=started, span=span, routes_NLK=routes_NLK, seeded=index in seeded
+            call,
+            agent=agent,
+            model=model,
+            started=started,
+            span=span,
+            routes_NLK=routes_NLK,
+            seeded=index in seeded,
+            supports=supports.get(index),
         )
         calls.append(replace(call, pictures=pictures) if pictures else call)
     return Rollout(
@@ -484,6 +492,19 @@ def _read_constraints(connection: sqlite3.Connection, rollout_key: int) -> dict[
         (rollout_key,),
     )
     return {call: Constraint(**json.loads(text)) for call, text in rows}
+
+
+def _read_supports(connection: sqlite3.Connection, rollout_key: int) -> dict[int, Supports]:
+    """Return the supports of a rollout's truncated calls by index; none in a journal without this table."""
+    if not has(connection, "call_supports"):
+        return {}
+    rows = connection.execute(
+        "SELECT call, vocab_size, sizes, packed FROM call_supports WHERE rollout_key = ?", (rollout_key,)
+    )
+    return {
+        call: Supports(vocab_size=vocab_size, sizes_S=np.frombuffer(sizes, INT_BYTES), packed=packed)
+        for call, vocab_size, sizes, packed in rows
+    }
 
 
 def _route_rows(connection: sqlite3.Connection, rollout_key: int) -> dict[int, sqlite3.Row]:

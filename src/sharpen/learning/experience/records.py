@@ -77,6 +77,10 @@ CREATE TABLE IF NOT EXISTS call_pictures (
     rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, kept INTEGER NOT NULL,
     spans TEXT NOT NULL, PRIMARY KEY (rollout_key, call)
 );
+CREATE TABLE IF NOT EXISTS call_supports (
+    rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, vocab_size INTEGER NOT NULL,
+    sizes BLOB NOT NULL, packed BLOB NOT NULL, PRIMARY KEY (rollout_key, call)
+);
 CREATE TABLE IF NOT EXISTS call_names (
     rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, agent TEXT NOT NULL,
     model TEXT NOT NULL, PRIMARY KEY (rollout_key, call)
@@ -432,6 +436,10 @@ def insert_call(
         _insert(connection, "call_times", rollout_key=rollout_key, call=call.index, started=call.started)
     if call.seeded:
         _insert(connection, "call_seeds", rollout_key=rollout_key, call=call.index)
+    if call.supports is not None:
+        of_tokens = {"vocab_size": call.supports.vocab_size, "packed": call.supports.packed}
+        sizes = _to_bytes(call.supports.sizes_S, INT_BYTES)
+        _insert(connection, "call_supports", rollout_key=rollout_key, call=call.index, sizes=sizes, **of_tokens)
     if call.span is not None:
         _insert(connection, "call_traces", rollout_key=rollout_key, call=call.index, **dataclasses.asdict(call.span))
     if call.constraint is not None:

@@ -27,7 +27,7 @@ from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.advantages import ADVANTAGES
 from sharpen.learning.algorithm.presets import Algorithm
 from sharpen.learning.experience.draw import Batch, left_out
-from sharpen.learning.experience.merge import merge, whole_support
+from sharpen.learning.experience.merge import has_ratios, merge
 from sharpen.learning.experience.reading import read_trained_groups
 from sharpen.types import Experience, Group
 
@@ -200,7 +200,7 @@ def probe(groups: Sequence[Group], version: int) -> tuple[Experience, ...]:
     """Return the sequences of one fresh group, to compare with the engine in a step that may train only older tokens;
     empty if no token has this policy version, as happens when rollouts run ahead."""
     for group in groups:
-        sequences = [one for rollout in group.scored if whole_support(rollout) for one in merge(rollout)]
+        sequences = [one for rollout in group.scored if has_ratios(rollout) for one in merge(rollout)]
         if any((one.versions_T[one.loss_mask_T] == version).any() for one in sequences):
             return tuple(sequences)
     return ()

@@ -1,8 +1,9 @@
-"""The loss entries of a pack that were sampled under constraints, and their masks.
+"""The loss entries of a pack that were sampled from some of the tokens only, and their masks.
 
-In: the sampled ids of each constrained call, in the order of a pack's entries. Out: the distinct masks of the pack, and
-which of them each entry has. They are computed when a model first scores the pack, and then kept for the others
-(reference, teacher, the next epoch). Within a response few masks differ, so that they take little memory.
+In: the sampled ids of each call under a constraint or with `top_p` or `top_k`, in the order of a pack's entries. Out:
+the distinct masks of the pack, and which of them each entry has. They are computed when a model first scores the pack,
+and then kept for the others (reference, teacher, the next epoch). Within a constrained response few masks differ, so
+that they take little memory. Supports differ with every token: a mask takes an eighth of the vocabulary in bytes.
 
 Shape suffixes: E loss entries of a pack, S sampled tokens of a call, M distinct masks, R rows to score, C rows of a
 chunk with a mask, W words of a mask.
@@ -18,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sharpen.engine.supports import masks_of
 from sharpen.engine.token_masks import MaskArray, TokenMasks
-from sharpen.errors import CallError, ConstraintError
-from sharpen.types import Constraint, IntArray
+from sharpen.errors import CallError, SamplingError
+from sharpen.types import Constraint, IntArray, Supports
 
 FORBIDDEN = -1e30
 """The logit of a token that is not allowed: finite, so that its part of an entropy or divergence is 0, not NaN."""
@@ -30,9 +32,11 @@ UNCONSTRAINED = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstrainedCall:
-    """A call whose tokens are the entries `entries_S` of a pack. `where` names it in messages."""
+    """A call whose tokens are the entries `entries_S` of a pack: its constraint, the supports of its tokens, or both.
+    `where` names it in messages."""
 
-    constraint: Constraint
+    constraint: Constraint | None
+    supports: Supports | None
     ids_S: IntArray
     entries_S: npt.NDArray[np.int64]
     where: str
@@ -42,9 +46,11 @@ class ConstrainedEntries:
     """The constrained entries of one pack."""
 
     def __init__(self, calls: Sequence[ConstrainedCall], num_entries: int, masks: TokenMasks | None) -> None:
-        """`masks` are those of the policy's model. Raises `CallError` without them: the calls cannot be scored."""
-        if masks is None:
-            raise CallError(f"{calls[0].where} was sampled under a constraint, which cannot be scored here")
+        """`masks` are those of the policy's model. Raises `CallError` for a constraint without them: the call cannot be
+        scored."""
+        for call in calls:
+            if call.constraint is not None and masks is None:
+                raise CallError(f"{call.where} was sampled under a constraint, which cannot be scored here")
         self._calls = tuple(calls)
         self._num_entries = num_entries
         self._masks = masks
@@ -65,16 +71,29 @@ class ConstrainedEntries:
 
     @functools.cached_property
     def _numbered(self) -> tuple[MaskArray, npt.NDArray[np.int64]]:
-        """Raises `CallError` for a token that its call's constraint does not allow."""
+        """Raises `CallError` for a token that its call's constraint does not allow, or that is not in its support."""
         numbers: dict[bytes, int] = {}
         mask_E = np.full(self._num_entries, UNCONSTRAINED, np.int64)
         for call in self._calls:
             try:
-                masks_SW = self._masks.of_response(call.constraint, call.ids_S)
-            except ConstraintError as error:
+                masks_SW = self._of_call(call)
+            except SamplingError as error:
                 raise CallError(f"{call.where} cannot be trained on: {error}") from error
             mask_E[call.entries_S] = [numbers.setdefault(mask.tobytes(), len(numbers)) for mask in masks_SW]
-        return np.stack([np.frombuffer(mask, np.int32) for mask in numbers]), mask_E
+        width = max(map(len, numbers))
+        return np.stack([np.frombuffer(mask.ljust(width, b"\0"), np.int32) for mask in numbers]), mask_E
+
+    def _of_call(self, call: ConstrainedCall) -> MaskArray:
+        """Return the masks of a call's tokens: what its constraint allows, of that the tokens' supports."""
+        found = []
+        if call.constraint is not None:
+            assert self._masks is not None
+            found.append(self._masks.of_response(call.constraint, call.ids_S))
+        if call.supports is not None:
+            found.append(masks_of(call.supports, call.ids_S))
+        width = min(masks_SW.shape[1] for masks_SW in found)
+        masks_SW: MaskArray = np.bitwise_and.reduce([masks_SW[:, :width] for masks_SW in found])
+        return masks_SW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,7 @@ class UpdateMetrics:
 
 def sample_share(parts: Sequence[Part], logprobs: Sequence[torch.Tensor]) -> float:
     """Return the effective sample share of an update's N rollouts, from the current logprobs of each pack (shape E).
-    Tokens of a truncated distribution count as unchanged."""
+    Tokens of a truncated distribution whose support is not known count as unchanged."""
     if not parts:
         return 1.0
     rollouts_E = np.concatenate([part.pack.rollouts_E for part in parts])

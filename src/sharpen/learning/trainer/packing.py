@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpen.engine.token_masks import TokenMasks
-from sharpen.errors import CallError, TrainingError
+from sharpen.errors import CallError
 from sharpen.learning.trainer.constrained import ConstrainedCall, ConstrainedEntries
 from sharpen.models.marks import Marks, Shown, image_tokens
 from sharpen.types import BoolArray, Experience, FloatArray, IntArray, RouteArray
@@ -50,8 +50,9 @@ class Pack:
 
     `predict_E` is the index in N of the token whose hidden state predicts the entry's target. `rollouts_E` indexes
     `rollout_ids`, which is the same for all packs of an update; `tokens_E` is the target's position in its sequence.
-    `truncated_E` is whether the target was sampled from a truncated distribution, which `logprobs_E` is then of.
-    `constrained` has the masks of the entries that were sampled under a constraint; None if there are none.
+    `truncated_E` is whether the target was sampled from a truncated distribution, which `logprobs_E` is then of, and
+    whose support is not known. `constrained` has the masks of the entries that were sampled under a constraint, or
+    whose support is known; None if there are none.
     `num_sequence_tokens` is the length of all sequences, counting shared prefixes each time.
 
     `routes_NLK` are the experts that the engine chose for each computed token, in a mixture of experts; None lets the
@@ -104,8 +105,8 @@ class Pack:
         return len(self.targets_E)
 
     def comparable_E(self, version: int) -> BoolArray:
-        """Return whether each entry was sampled by this policy version, from the whole distribution, and is computed
-        with the experts that the engine chose."""
+        """Return whether each entry was sampled by this policy version, from a distribution that is known, and is
+        computed with the experts that the engine chose."""
         comparable_E: BoolArray = (self.versions_E == version) & ~self.truncated_E
         return comparable_E if self.rerouted_E is None else comparable_E & ~self.rerouted_E
 
@@ -114,10 +115,6 @@ class Pack:
         count = len(self.echo_targets_F)
         if not count:
             return self
-        if self.told is not None:
-            raise TrainingError(
-                "ECHO learns from tokens of which a teacher with distill.context says nothing: leave one"
-            )
         further: dict[str, Any] = {
             name: np.concatenate([values_E, np.full(count, filler, values_E.dtype)])
             for name, filler in _FILLERS.items()
@@ -444,15 +441,16 @@ def _routes(experiences: Sequence[Experience], indices: Mapping[int, IndexArray]
 
 
 def _constrained(experiences: Sequence[Experience], masks: TokenMasks | None) -> ConstrainedEntries | None:
-    """Return the constrained entries of a pack, whose entries are in the order of `_entries`."""
+    """Return the entries of a pack that have masks, whose entries are in the order of `_entries`."""
     calls, start = [], 0
     for experience in experiences:
         targets = np.flatnonzero(experience.loss_mask_T)
-        for index, constraint in experience.constraints.items():
+        for index in sorted({*experience.constraints, *experience.supports}):
             at_S = np.flatnonzero(experience.calls_T[targets] == index)
             calls.append(
                 ConstrainedCall(
-                    constraint=constraint,
+                    constraint=experience.constraints.get(index),
+                    supports=experience.supports.get(index),
                     ids_S=experience.ids_T[targets[at_S]],
                     entries_S=start + at_S,
                     where=f"call {index} of rollout {experience.rollout_id}",

@@ -100,7 +100,7 @@ class LogprobGap:
         self._compared: list[LogprobPairs] = []
 
     def add(self, pack: Pack, logprobs_E: torch.Tensor) -> None:
-        """Compare the entries whose token was sampled by `version` from the whole distribution."""
+        """Compare the entries whose token was sampled by `version` from a distribution that is known."""
         chosen = np.flatnonzero(pack.comparable_E(self.version))
         if not len(chosen):
             return
@@ -242,9 +242,9 @@ def most_allowed(num_judged: int, share: float = OFF_SHARE) -> int:
 
 
 def is_comparable(experience: Experience, version: int) -> bool:
-    """Whether any loss token was sampled by this policy version, from the whole distribution."""
-    whole_T = experience.loss_mask_T & ~experience.truncated_T
-    return bool((experience.versions_T[whole_T] == version).any())
+    """Whether any loss token was sampled by this policy version, from a distribution that is known."""
+    known_T = experience.loss_mask_T & ~experience.truncated_T
+    return bool((experience.versions_T[known_T] == version).any())
 
 
 def check_versions(experiences: Iterable[Experience], version: int) -> None:

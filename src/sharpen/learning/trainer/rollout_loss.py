@@ -267,7 +267,7 @@ class RolloutLoss(Loss):
         old_E, advantages_E, weights_E = (
             move(array).to(now_E.dtype) for array in (pack.logprobs_E, pack.advantages_E, pack.weights_E)
         )
-        if pack.truncated_E.any():  # their records are of another distribution: no ratio
+        if pack.truncated_E.any():  # their records are of an unknown distribution: no ratio
             old_E = torch.where(move(pack.truncated_E), now_E.detach(), old_E)
         loss, sums, tokens = policy_objective(
             self.algorithm,
@@ -303,7 +303,7 @@ class RolloutLoss(Loss):
 
 
 def _log_ratios(pack: Pack, log_ratios_E: torch.Tensor) -> HalfArray:
-    """Return the log ratios of a pack's entries; NaN where the record is of a truncated distribution."""
+    """Return the log ratios of a pack's entries; NaN where the record is of an unknown distribution."""
     halves_E: HalfArray = log_ratios_E.to(torch.float16).cpu().numpy()
     return np.where(pack.truncated_E, np.float16(np.nan), halves_E)
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from sharpen.config.run import RunConfig
+from sharpen.engine.supports import masks_of
 from sharpen.engine.token_masks import TokenMasks, allowed
 from sharpen.evidence.certificate.certify import Settings
 from sharpen.evidence.certificate.expectation import TRAINED, ExpectedCall, expect
@@ -108,10 +109,6 @@ class RolloutSteps:
         call = one.call
         assert one.advantage is not None and one.weight is not None, "see `without_second`"  # noqa: PT018
         prompt, sampled = call.prompt_ids_P, call.sampled_ids_S
-        allowed_SV = None
-        if call.constraint is not None:
-            masks_SW = torch.from_numpy(self._masks.of_response(call.constraint, sampled))
-            allowed_SV = allowed(masks_SW, 32 * masks_SW.shape[1])
         sequence = PlainSequence(
             owner=one.rollout_id,
             ids_T=torch.tensor(np.concatenate([prompt, sampled]), dtype=torch.long),
@@ -120,8 +117,8 @@ class RolloutSteps:
             weights_S=torch.full((len(sampled),), one.weight, dtype=torch.float64),
             advantage=one.advantage,
             temperature=call.sampling.temperature,
-            whole=call.sampling.full_support,
-            allowed_SV=allowed_SV,
+            whole=call.has_ratio,
+            allowed_SV=self._allowed(call),
             routes_TLK=None if call.routes_NLK is None else _routes(call.routes_NLK),
             pictures=call.pictures,
         )
@@ -131,6 +128,15 @@ class RolloutSteps:
         for span in call.pictures:
             shown = shown[(shown < span.start) | (shown >= span.stop)]
         return replace(sequence, shown=sequence.beginning(torch.from_numpy(shown))) if len(shown) else sequence
+
+    def _allowed(self, call: Call) -> torch.Tensor | None:
+        """Return the tokens among which each of a call's was sampled (S, V); None if among all."""
+        masks = [] if call.constraint is None else [self._masks.of_response(call.constraint, call.sampled_ids_S)]
+        masks += [] if call.supports is None else [masks_of(call.supports, call.sampled_ids_S)]
+        if not masks:
+            return None
+        num_ids = 32 * max(masks_SW.shape[1] for masks_SW in masks)
+        return torch.stack([allowed(torch.from_numpy(masks_SW), num_ids) for masks_SW in masks]).all(dim=0)
 
 
 def row_loss(config: RunConfig) -> tuple[LossRules, PairLoss | None]:

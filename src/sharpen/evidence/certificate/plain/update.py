@@ -202,7 +202,7 @@ def _kept(model: PlainModel, part: Sequence[Scored], weights: Tensors, rules: Lo
 
 
 def _recorded(one: PlainSequence, now_S: Tensor) -> Tensor:
-    """The recorded logprobs; of a truncated distribution none is known, and the ratio counts as 1."""
+    """The recorded logprobs; of a distribution that was cut somewhere none is known, and the ratio counts as 1."""
     return one.recorded_S.to(now_S) if one.whole else now_S.detach()
 
 
