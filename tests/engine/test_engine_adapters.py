@@ -127,6 +127,17 @@ def test_what_is_cached_of_one_adapter_is_not_used_for_another(family: str) -> N
     assert 0 < served.engine.stats.reused_tokens < 60, "the last request alone, of the first one's"
 
 
+def test_the_state_after_a_prompt_is_kept_for_its_own_adapter_alone() -> None:
+    """One keeps the state after 39 ids; two has KV of these and later ones, but no state there. Red when a snapshot is
+    found by its ids alone."""
+    served = Served("qwen3_5_text")
+    begin = prompt_of(40, 1)
+    for name, prompt in (("one", begin), ("two", begin + prompt_of(20, 2)), ("two", begin[:39] + prompt_of(11, 3))):
+        requests = requests_of(prompt, [name])
+        assert served.worst(requests, run_all(served.engine, requests)) < 1e-4
+    assert served.engine.stats.reused_tokens == 0
+
+
 @pytest.mark.parametrize("family", ["qwen2", "gemma3"])
 def test_in_the_deterministic_mode_company_changes_no_bit(family: str) -> None:
     served = Served(family, deterministic=True)
