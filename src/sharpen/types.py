@@ -218,6 +218,7 @@ class Call:
     None for a dense model. `pictures` are the images in the prompt, in their order. `seeded` calls asked for noise of a
     seed of their own, which other calls of the rollout may have too. `supports` are the ids that the tokens of a
     truncated distribution were drawn from; None if nothing was cut, or the engine did not say what was left.
+    `taught_S` are a teacher's logprobs of the sampled tokens, if it is behind an endpoint (`distill.teacher_url`).
     """
 
     index: int
@@ -243,6 +244,7 @@ class Call:
     pictures: tuple[PictureSpan, ...] = ()
     seeded: bool = False
     supports: Supports | None = None
+    taught_S: FloatArray | None = None
 
     @property
     def has_ratio(self) -> bool:
@@ -441,7 +443,8 @@ class Experience:
     their order. `shown_T` are the tokens that the environment put between two calls, the template's among them, images
     not (None: nobody asks); each is in one sequence of its rollout. `teacher` is the name of the one that scores the
     sequence, if there are several (`distill.teachers`). With `distill.context` it reads the ids `told_P` in place of
-    the first `num_untold`, which are the first call's prompt.
+    the first `num_untold`, which are the first call's prompt. `taught_T` are the logprobs that a teacher behind an
+    endpoint gave the tokens with loss, 0 elsewhere.
 
     `advantages_T` and `weights_T` are filled when a batch is drawn. The loss of a batch is
     `sum(weights_T * per_token_loss_T)`: the weights already include the aggregation mode and the normalization over the
@@ -468,6 +471,7 @@ class Experience:
     told_P: IntArray | None = None
     num_untold: int = 0
     shown_T: BoolArray | None = None
+    taught_T: FloatArray | None = None
 
     @property
     def truncated_T(self) -> BoolArray:

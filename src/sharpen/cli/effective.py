@@ -96,10 +96,16 @@ def _of_distill(distill: Distill, preset: str) -> Iterator[tuple[str, Effective]
     """Yield those of an algorithm with a teacher."""
     for setting in ("divergence", "coef"):
         yield f"distill.{setting}", (getattr(distill, setting), preset)
+    if distill.endpoint is None:
+        for setting in ("url", "model", "api_key_env"):
+            yield f"distill.teacher_{setting}", (None, "the teacher is behind no endpoint")
+    else:
+        yield "distill.teacher_api_key_env", (None, "the endpoint asks for no key")
     if distill.teachers:
         yield "distill.teacher_path", (None, "each task has its own of distill.teachers")
     else:
-        yield "distill.teacher_path", (None, "distill.own_weights: the model teaches itself")
+        how = "own_weights: the model teaches itself" if distill.endpoint is None else "teacher_url: an endpoint has it"
+        yield "distill.teacher_path", (None, f"distill.{how}")
         yield "distill.teacher_key", (None, "all tasks have the same teacher")
     yield "distill.own_weights", (None, "another model teaches")
     yield "distill.context", (None, "the teacher reads what the model read")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import string
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from sharpen.config.public import Strict
+from sharpen.config.secrets import hide_in_value
 
 DistillDivergence = Literal["reverse_sampled", "forward", "reverse", "js"]
 
@@ -44,6 +46,13 @@ class DistillConfig(Strict):
     """Several teachers in place of one: such a model for each value of the field `teacher_key` of a task."""
     teacher_key: str | None = None
     """Field of the row that says which of `teachers` a task has (`environment`: one for each part of a mixture)."""
+    teacher_url: str | None = None
+    """URL of an OpenAI-compatible endpoint with the teacher, such as `http://host:8000/v1`, in place of a model that is
+    loaded: for `reverse_sampled`. It must give logprobs of a prompt (vLLM, `sharpen serve`)."""
+    teacher_model: str | None = None
+    """The name of the teacher at `teacher_url`."""
+    teacher_api_key_env: str | None = None
+    """Environment variable that holds the key of `teacher_url`."""
     own_weights: Literal["start", "current"] | None = None
     """The model teaches itself, in place of another: with its weights before the run, or with those that train. Needs
     `context`."""
@@ -77,6 +86,12 @@ class DistillConfig(Strict):
             raise ValueError("teachers and teacher_key go together: give both, or neither")
         if "" in self.teachers:
             raise ValueError("teachers has an empty name: name each by what the field teacher_key of its tasks says")
+        if (self.teacher_url is None) != (self.teacher_model is None):
+            raise ValueError("teacher_url and teacher_model go together: give both, or neither")
+        if self.teacher_api_key_env is not None and self.teacher_url is None:
+            raise ValueError("teacher_api_key_env belongs to an endpoint, but there is no teacher_url")
+        if self.teacher_url is not None:
+            self._check_endpoint(self.teacher_url)
         if self.own_weights is not None and self.models:
             raise ValueError("own_weights lets the model teach itself, and another teacher is given: give one of them")
         if self.own_weights is not None and self.context is None:
@@ -89,3 +104,16 @@ class DistillConfig(Strict):
                     "what the teacher knows beside it, such as {solution}"
                 )
         return self
+
+    def _check_endpoint(self, url: str) -> None:
+        for setting in ("teacher_path", "teachers", "own_weights", "context"):
+            if getattr(self, setting):
+                raise ValueError(f"teacher_url is a teacher behind an endpoint, and {setting} is set: give one of them")
+        if self.divergence not in (None, "reverse_sampled"):
+            raise ValueError(
+                f"divergence is {self.divergence!r}, which needs the teacher's whole distribution: an endpoint "
+                "(teacher_url) gives only the logprobs of the sampled tokens; set reverse_sampled, or take teacher_path"
+            )
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"teacher_url is {hide_in_value(url)!r}: it must be an address like https://host/v1")

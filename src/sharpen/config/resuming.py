@@ -59,6 +59,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
         *("model.tensor_parallel_size", "model.inference_engine_num"),
         *("auxiliary_models.*.tensor_parallel_size", "auxiliary_models.*.inference_engine_num"),
         *("auxiliary_models.*.base_url", "auxiliary_models.*.api_key_env"),
+        *("distill.teacher_url", "distill.teacher_api_key_env"),
         *("engine.type", "engine.device", "engine.max_slots", "engine.kv_cache_mb"),
         *("trainer.max_tokens_per_micro_batch", "trainer.gradient_checkpointing", "trainer.num_processes"),
         *("trainer.cpu_offload", "trainer.offload_activations"),
@@ -128,6 +129,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *(
             "distill.teacher_path",
             "distill.teachers",
+            "distill.teacher_model",
             "distill.teacher_key",
             "distill.own_weights",
             "distill.context",

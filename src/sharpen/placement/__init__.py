@@ -16,6 +16,7 @@ know what is computed in them, nor what a run does next.
 - `trainers`: makes the trainer, in one process or several
 - `ranks/`: a trainer in several processes
 - `model_formats`: how a model writes tool calls, from its files
+- `teacher_endpoint`: a teacher behind an endpoint, which scores rollouts
 - `teacher_files`: a teacher's files, and whether its tokens are the model's
 - `probe`: a few sampled tokens, to compare engine and trainer
 - `user_code`: takes the user's functions to another process

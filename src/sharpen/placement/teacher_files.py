@@ -22,11 +22,11 @@ _SPECIAL = ("bos_token", "eos_token")
 
 def teacher_folders(config: DistillConfig, algorithm: Algorithm, own: Path) -> dict[str, Path]:
     """Return the folders of the teachers by name; none if the algorithm has no teacher, or if the model teaches itself
-    with the weights that train. `own` is the folder of the model.
+    with the weights that train, or if the teacher is behind an endpoint. `own` is the folder of the model.
 
     Raises `ConfigError` if the algorithm needs a teacher and none is set, `ModelError` if there is no such model.
     """
-    if not algorithm.needs_teacher or config.own_weights == "current":
+    if not algorithm.needs_teacher or config.own_weights == "current" or config.teacher_url is not None:
         return {}
     if config.own_weights == "start":
         return {"": own}

@@ -50,6 +50,7 @@ from sharpen.types import Experience, Task
 if TYPE_CHECKING:
     from sharpen.evidence.certificate.gradient_probe import GradientProbe
     from sharpen.learning.algorithm.distill import Distill
+    from sharpen.placement.teacher_endpoint import TeacherEndpoint
     from sharpen.learning.experience.journal import Journal
     from sharpen.learning.supervised.held_out import HeldOut
     from sharpen.learning.supervised.lessons import Tutor
@@ -88,6 +89,7 @@ class Site:
     directory: RunDirectory
     display: Display
     transcripts: Transcripts
+    teacher: TeacherEndpoint | None = None
 
 
 @contextlib.contextmanager
@@ -200,6 +202,9 @@ def open_site(
         order, inbox, total_steps = _open_supply(job.recipe, data, directory.path, identities["model"])
         display = stack.enter_context(contextlib.closing(display or Display(total_steps, sys.stdout)))
         display.set_total_steps(total_steps)
+        teacher = _teacher(job)
+        if teacher is not None:
+            stack.callback(teacher.close)
         transcripts = stack.enter_context(contextlib.closing(Transcripts(directory.evaluations)))
         for line in (
             *resolved.notices,
@@ -222,7 +227,18 @@ def open_site(
             directory=directory,
             display=display,
             transcripts=transcripts,
+            teacher=teacher,
         )
+
+
+def _teacher(job: TrainingJob) -> TeacherEndpoint | None:
+    """Return the teacher behind an endpoint, which has answered; None if there is none."""
+    recipe = job.recipe
+    if not isinstance(recipe, RolloutRecipe) or job.config.distill.teacher_url is None:
+        return None
+    from sharpen.placement.teacher_endpoint import TeacherEndpoint
+
+    return TeacherEndpoint.open(job.config.distill, job.folder, job.config.model.max_model_len)
 
 
 def _open_supply(
@@ -443,6 +459,7 @@ def _rollouts(
         watch=Watch(recipe),
         expert=expert,
         replay=replay,
+        teacher=site.teacher,
         told=Told.of(recipe.config.distill.context, site.job.folder, [*site.job.teachers.values()]),
     )
 

@@ -34,6 +34,7 @@ from sharpen.learning.recipe import RolloutRecipe
 from sharpen.learning.schedule import Schedule
 from sharpen.learning.trainer.measured import StepMetrics
 from sharpen.placement.place import Serving
+from sharpen.placement.teacher_endpoint import TeacherEndpoint
 from sharpen.placement.trainers import AnyTrainer
 from sharpen.run.expert import ExpertRows
 from sharpen.run.progress import Progress
@@ -57,6 +58,7 @@ class _Step:
     delivered: Delivery
     expert_checks: tuple[Check, ...]
     taught: tuple[TaughtRow, ...]
+    teaching: Mapping[str, float]
 
     @property
     def fresh(self) -> tuple[Group, ...]:
@@ -110,6 +112,7 @@ class RolloutSource:
     expert: ExpertRows | None = None
     replay: Replay | None = None
     told: Told | None = None
+    teacher: TeacherEndpoint | None = None
     draws: Draws = field(default_factory=Draws)
 
     def gather(self, progress: Progress) -> StepRollouts:
@@ -157,6 +160,10 @@ class RolloutSource:
     def _draw(self, rolled_out: StepRollouts, number: int) -> _Step:
         """Write the groups to disk, add replayed groups and expert rows, and make the batches of the step."""
         config, algorithm, version = self.recipe.config, self.recipe.algorithm, self.trainer.version
+        teaching: Mapping[str, float] = {}
+        if self.teacher is not None:
+            found = self.teacher.teach(rolled_out.groups)
+            rolled_out, teaching = replace(rolled_out, groups=found.groups), found.metrics
         for group in rolled_out.groups:
             self.journal.add(group)
         self.journal.flush()
@@ -180,6 +187,7 @@ class RolloutSource:
             delivered=delivery(batches, {one.group.id for one in replayed}),
             expert_checks=expert_checks,
             taught=taught,
+            teaching=teaching,
         )
 
     def _certify(self, step: _Step) -> tuple[Check, ...]:
@@ -223,6 +231,7 @@ class RolloutSource:
             **{f"time/{name}_s": times[name] for name in ("rollout", "generate", "idle", "train", "sync")},
             **(self._async_metrics(step, times) if self.recipe.overlaps else {}),
             "tokens/sampled": float(sampled),
+            **step.teaching,
             **self._auxiliary(),
         }
         ages = staleness_settings(self.recipe.config, self.recipe.schedule)

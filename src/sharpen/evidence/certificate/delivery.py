@@ -86,6 +86,7 @@ def _spans(experience: Experience, update: int, sequence: int) -> Iterator[LossS
                 experience.constraints.get(call),
                 None if experience.routes_NLK is None else experience.routes_NLK[at_S - 1],
                 experience.supports.get(call),
+                None if experience.taught_T is None else experience.taught_T[at_S],
             ),
             source=experience,
         )
@@ -113,9 +114,11 @@ def records_digest(
     constraint: Constraint | None = None,
     routes_SLK: np.ndarray | None = None,
     supports: Supports | None = None,
+    taught_S: np.ndarray | None = None,
 ) -> bytes:
     """Return a digest of what was recorded with each sampled token, of the constraint that they were sampled under, of
-    the experts of the tokens before them, which predict them, and of their supports."""
+    the experts of the tokens before them, which predict them, of their supports, and of what a teacher's endpoint said
+    of them."""
     digest = blake2b(_bytes(logprobs_S, "<f4"), digest_size=_DIGEST_BYTES)
     digest.update(_bytes(versions_S, "<i4"))
     digest.update(_bytes(temperatures_S, "<f4"))
@@ -125,6 +128,8 @@ def records_digest(
         digest.update(routes_SLK.tobytes())
     if supports is not None:
         digest.update(_bytes(supports.sizes_S, "<i4") + supports.packed)
+    if taught_S is not None:
+        digest.update(_bytes(taught_S, "<f4"))
     return digest.digest()
 
 
@@ -133,7 +138,15 @@ def recorded_digest(call: Call) -> bytes:
     count = len(call.sampled_ids_S)
     temperatures_S = np.full(count, call.sampling.temperature, np.float32)
     routes_SLK = None if call.routes_NLK is None else call.routes_NLK[len(call.prompt_ids_P) - 1 :]
-    return records_digest(call.logprobs_S, call.versions_S, temperatures_S, call.constraint, routes_SLK, call.supports)
+    return records_digest(
+        call.logprobs_S,
+        call.versions_S,
+        temperatures_S,
+        call.constraint,
+        routes_SLK,
+        call.supports,
+        call.taught_S,
+    )
 
 
 def _bytes(numbers: np.ndarray, dtype: str) -> bytes:

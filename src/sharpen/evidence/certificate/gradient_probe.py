@@ -216,6 +216,8 @@ def reason_against(config: RunConfig, folder: Path, *, free: int | None = None, 
     reasons = [*without_gradient(config)]
     if not learns_from_rows(config.algorithm):
         reasons += without_formula(config)
+        if config.distill.teacher_url is not None:
+            reasons.append("the teacher is behind an endpoint, which is not asked for a probe")
         if config.expert.dataset is not None:
             reasons.append("an expert's rows train beside the rollouts")
     try:

@@ -40,7 +40,8 @@ _ADVANTAGE_SETTINGS = ("policy_loss", "policy_loss_args", "clip_low", "clip_high
 class Distill:
     """The distillation term of an algorithm: the divergence, its coefficient in the loss (or the advantage), and for
     `js` the teacher's weight β in the mixture, between 0 and 1. With several teachers, `teacher_key` is the field of a
-    task that names one of `teachers`. With `own` the policy, as it is, teaches itself."""
+    task that names one of `teachers`. With `own` the policy, as it is, teaches itself. `endpoint` is the
+    teacher's name where it is behind one, whose logprobs come with the sampled tokens."""
 
     divergence: DistillDivergence
     coef: float = 1.0
@@ -48,6 +49,7 @@ class Distill:
     teacher_key: str | None = None
     teachers: tuple[str, ...] = ()
     own: bool = False
+    endpoint: str | None = None
 
     @property
     def of_vocabulary(self) -> bool:
@@ -112,6 +114,9 @@ def configured(name: str, preset: Distill | None, config: DistillConfig | None) 
     given: dict[str, Any] = {} if config is None else config.model_dump(exclude_none=True)
     given.pop("teacher_path", None)  # the algorithm is the same with any teacher
     given.pop("context", None)
+    given.pop("teacher_url", None)
+    given.pop("teacher_api_key_env", None)
+    given["endpoint"] = given.pop("teacher_model", None)
     given["teachers"], given["own"] = tuple(given.pop("teachers", ())), given.pop("own_weights", None) == "current"
     if preset is None:
         if config is not None and config != DistillConfig():
@@ -124,6 +129,12 @@ def configured(name: str, preset: Distill | None, config: DistillConfig | None) 
         raise ConfigError(
             f"distill.beta is {distill.beta:g}, but distill.divergence is {distill.divergence!r}: only js has a "
             "mixture; leave it out"
+        )
+    if distill.endpoint is not None and distill.of_vocabulary:
+        raise ConfigError(
+            f"distill.teacher_url is set, and {name!r} compares whole distributions ({distill.divergence}): an endpoint "
+            "gives only the logprobs of the sampled tokens; set distill.divergence to reverse_sampled, or take "
+            "distill.teacher_path"
         )
     return distill
 

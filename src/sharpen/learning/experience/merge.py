@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharpen.errors import CallError, SamplingError
-from sharpen.types import BoolArray, Call, Experience, Rollout, RouteArray
+from sharpen.types import BoolArray, Call, Experience, FloatArray, Rollout, RouteArray
 
 
 def merge(rollout: Rollout, *, needs_ratio: bool = True) -> list[Experience]:
@@ -97,7 +97,19 @@ def _sequence(rollout: Rollout, last: Call, loss_calls: list[Call]) -> Experienc
         routes_NLK=_routes(loss_calls),
         pictures=last.pictures,
         shown_T=_shown(rollout, last, loss_calls),
+        taught_T=_taught(loss_calls, num_tokens),
     )
+
+
+def _taught(loss_calls: list[Call], num_tokens: int) -> FloatArray | None:
+    """Return what the teacher's endpoint says of the tokens with loss; None if it was not asked."""
+    taught = [(len(call.prompt_ids_P), call.taught_S) for call in loss_calls if call.taught_S is not None]
+    if len(taught) < len(loss_calls):
+        return None
+    taught_T = np.zeros(num_tokens, dtype=np.float32)
+    for start, taught_S in taught:
+        taught_T[start : start + len(taught_S)] = taught_S
+    return taught_T
 
 
 def _shown(rollout: Rollout, last: Call, loss_calls: list[Call]) -> BoolArray:

@@ -356,7 +356,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, *, lenient: 
     times, seeded = _read_times(connection, row["key"]), _read_seeded(connection, row["key"])
     rollout_started, traceback = _read_rollout_note(connection, row["key"])
     spans, supports = _read_traces(connection, row["key"]), _read_supports(connection, row["key"])
-    shown = _picture_rows(connection, row["key"])
+    shown, taught = _picture_rows(connection, row["key"]), _read_taught(connection, row["key"])
     files = _pictures_in(connection) if shown else None
     for call_row in connection.execute(
         "SELECT calls.*, texts.json AS tools_json FROM calls JOIN texts ON texts.id = calls.tools"
@@ -381,6 +381,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, *, lenient: 
             routes_NLK=routes_NLK,
             seeded=index in seeded,
             supports=supports.get(index),
+            taught_S=taught.get(index),
         )
         calls.append(replace(call, pictures=pictures) if pictures else call)
     return Rollout(
@@ -492,6 +493,14 @@ def _read_constraints(connection: sqlite3.Connection, rollout_key: int) -> dict[
         (rollout_key,),
     )
     return {call: Constraint(**json.loads(text)) for call, text in rows}
+
+
+def _read_taught(connection: sqlite3.Connection, rollout_key: int) -> dict[int, FloatArray]:
+    """Return what a teacher's endpoint said of a rollout's calls, by index; none in a journal without this table."""
+    if not has(connection, "call_taught"):
+        return {}
+    rows = connection.execute("SELECT call, logprobs FROM call_taught WHERE rollout_key = ?", (rollout_key,))
+    return {call: np.frombuffer(logprobs, FLOAT_BYTES).astype(np.float32) for call, logprobs in rows}
 
 
 def _read_supports(connection: sqlite3.Connection, rollout_key: int) -> dict[int, Supports]:

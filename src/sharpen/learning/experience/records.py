@@ -92,6 +92,10 @@ CREATE TABLE IF NOT EXISTS call_times (
 CREATE TABLE IF NOT EXISTS call_seeds (
     rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, PRIMARY KEY (rollout_key, call)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS call_taught (
+    rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, logprobs BLOB NOT NULL,
+    PRIMARY KEY (rollout_key, call)
+);
 CREATE TABLE IF NOT EXISTS rollout_notes (
     rollout_key INTEGER PRIMARY KEY REFERENCES rollouts (key), started REAL, traceback TEXT
 );
@@ -436,6 +440,9 @@ def insert_call(
         _insert(connection, "call_times", rollout_key=rollout_key, call=call.index, started=call.started)
     if call.seeded:
         _insert(connection, "call_seeds", rollout_key=rollout_key, call=call.index)
+    if call.taught_S is not None:
+        taught = _to_bytes(call.taught_S, FLOAT_BYTES)
+        _insert(connection, "call_taught", rollout_key=rollout_key, call=call.index, logprobs=taught)
     if call.supports is not None:
         of_tokens = {"vocab_size": call.supports.vocab_size, "packed": call.supports.packed}
         sizes = _to_bytes(call.supports.sizes_S, INT_BYTES)

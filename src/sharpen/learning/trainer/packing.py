@@ -62,6 +62,7 @@ class Pack:
 
     `shown` are the images among the computed tokens. Sequences have a common segment only where their images are the
     same, not just the ids. `teacher` is the name of the one that scores all sequences of the pack.
+    `taught_E` are the logprobs of a teacher behind an endpoint.
     `told` has the same entries in the same order, each behind what its teacher is told; None if that is nothing else.
 
     `echo_predict_F` and `echo_targets_F` are, as for entries, the tokens that the environment put between calls (F).
@@ -93,6 +94,7 @@ class Pack:
     echo_targets_F: IndexArray = field(default_factory=lambda: np.empty(0, np.int64))
     teacher: str = ""
     told: Pack | None = None
+    taught_E: FloatArray | None = None
 
     @property
     def num_computed_tokens(self) -> int:
@@ -283,6 +285,7 @@ class _Builder:
             constrained=_constrained(self._chosen, self._masks),
             shown=_shown(self._chosen, indices, segments),
             told=self._told(rollout_ids),
+            taught_E=_taught(self._chosen),
             **entries,
             **_routes(self._chosen, indices, end),
         )
@@ -398,6 +401,12 @@ def _entries(
         shown = np.flatnonzero(experience.shown_T) if experience.shown_T is not None else np.empty(0, np.int64)
         put(echo_predict_F=indices[sequence][shown - 1], echo_targets_F=experience.ids_T[shown].astype(np.int64))
     return {name: np.concatenate(arrays) for name, arrays in columns.items()}
+
+
+def _taught(experiences: Sequence[Experience]) -> FloatArray | None:
+    """Return what the teacher's endpoint says of each entry, in the order of `_entries`; None if it was not asked."""
+    taught = [one.taught_T[one.loss_mask_T] for one in experiences if one.taught_T is not None]
+    return np.concatenate(taught) if len(taught) == len(experiences) else None
 
 
 def _shown(

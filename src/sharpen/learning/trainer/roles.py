@@ -21,7 +21,7 @@ from sharpen.learning.trainer.lora import load_trained
 from sharpen.learning.trainer.model import DType, TrainedModel, resolve_dtype
 from sharpen.learning.trainer.reference import Reference, load_reference
 from sharpen.learning.trainer.rounding import Rounding, measure
-from sharpen.learning.trainer.teacher import OwnTeacher, Teacher, Teachers
+from sharpen.learning.trainer.teacher import OwnTeacher, RecordedTeacher, Teacher, Teachers
 from sharpen.learning.trainer.team import Team
 from sharpen.models.frozen import Served
 from sharpen.types import Experience
@@ -86,8 +86,11 @@ def load_roles(plan: TrainerPlan, device: str | torch.device, team: Team, served
             team=team,
         )
     if isinstance(algorithm, Algorithm) and algorithm.distill is not None:
-        assert bool(plan.teachers) != algorithm.distill.own, f"{algorithm.name} needs a teacher"
-        loaded: dict[str, Teacher] = {"": OwnTeacher(policy)} if algorithm.distill.own else {}
+        distill = algorithm.distill
+        assert bool(plan.teachers) + distill.own + (distill.endpoint is not None) == 1, f"{algorithm.name}: one teacher"
+        loaded: dict[str, Teacher] = {"": OwnTeacher(policy)} if distill.own else {}
+        if distill.endpoint is not None:
+            loaded[""] = RecordedTeacher(distill.endpoint)
         for name, path in plan.teachers.items():
             loaded[name] = Teacher.load(path, dtype=config.dtype, device=load_device)
             team.divide(loaded[name].model, cpu_offload=offload, keep_head=True)  # the policy is compared with its head

@@ -90,6 +90,24 @@ class OwnTeacher(Teacher):
         self._num_ids = int(policy.module.get_input_embeddings().weight.shape[0])
 
 
+class RecordedTeacher(Teacher):
+    """A teacher behind an endpoint, whose logprobs came with the tokens: no weights are here."""
+
+    def __init__(self, name: str) -> None:
+        """`name` is that of the teacher at its endpoint."""
+        self._fingerprint = f"endpoint: {name}"
+
+    def logprobs(self, pack: Pack) -> torch.Tensor:
+        """Return what came with the entries, shape E."""
+        if pack is IDLE:
+            return torch.zeros(len(pack.targets_E))
+        assert pack.taught_E is not None, "rollouts without a score do not train"
+        return torch.from_numpy(pack.taught_E)
+
+    def check_ids(self, pack: Pack) -> None:
+        """The endpoint has scored each of them."""
+
+
 class Teachers:
     """The teachers of a run by name; one for all tasks has the name "". All of them stay in memory."""
 
@@ -101,7 +119,7 @@ class Teachers:
 
     def logprobs(self, pack: Pack) -> torch.Tensor:
         """Return what the pack's teacher says of the entries' tokens; see `Teacher.logprobs`."""
-        return self._of(pack, Teacher.logprobs)
+        return self._of(pack, lambda teacher, some: teacher.logprobs(some))
 
     def compared(self, pack: Pack, distill: Distill) -> OtherModel:
         """Return the side of the pack's teacher; see `Teacher.compared`."""
@@ -122,6 +140,8 @@ class Teachers:
         """Raise `CheckpointError` if the run that wrote the checkpoint in `directory` had another teacher."""
         if recorded != self.fingerprint():
             setting = "distill.teachers" if len(self.by_name) > 1 else "distill.teacher_path"
+            if isinstance(self.by_name.get(""), RecordedTeacher):
+                setting = "distill.teacher_model"
             raise CheckpointError(
                 f"{directory} was written by a run with {'another' if recorded else 'no'} teacher: continue with its "
                 f"{setting}, or start a new run"

@@ -39,7 +39,7 @@ def read_models(recipe: TrainingRecipe) -> Models:
     if isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_teacher:
         if config.distill.own_weights == "start":
             teachers[""] = sizes_of(own)
-        elif not (config.distill.models or config.distill.own_weights):
+        elif not (config.distill.models or config.distill.own_weights or config.distill.teacher_url):
             raise ConfigError(f"{config.algorithm.algorithm_type!r} needs a teacher: set distill.teacher_path")
         for name, path in config.distill.models.items():
             teachers[name] = sizes_of(read_model_config(path, setting_of_teacher(name)))

@@ -144,7 +144,10 @@ def _taught(
     """The credits with the teachers' part."""
     added: dict[int, Tensor] = {}
     for own in by_teacher(sequences):
-        of_teacher = logprobs(teachers[own[0].teacher], [replace(one, routes_TLK=None) for one in own], {})
+        recorded = [one.taught_S for one in own if one.taught_S is not None]
+        of_teacher = recorded
+        if len(recorded) < len(own):
+            of_teacher = logprobs(teachers[own[0].teacher], [replace(one, routes_TLK=None) for one in own], {})
         for one, teacher_S in zip(own, of_teacher, strict=True):
             added[id(one)] = teaching.advantages(teacher_S, one.recorded_S).double()
     return [

@@ -42,7 +42,8 @@ class PlainSequence:
     call. `whole` is whether it is known what they were sampled from; `allowed_SV`, if not from all tokens, are those
     among which each was. `routes_TLK` are the experts that were recorded for each token, if any were;
     `pictures` the images in it. `teacher` is the name of the one that teaches it, if several do. `shown` is its
-    beginning, with what the environment answered to the call before."""
+    beginning, with what the environment answered to the call before. `taught_S` are the recorded logprobs of a teacher
+    behind an endpoint."""
 
     owner: str
     ids_T: Tensor
@@ -57,6 +58,7 @@ class PlainSequence:
     pictures: tuple[PictureSpan, ...] = ()
     teacher: str = ""
     shown: PlainSequence | None = None
+    taught_S: Tensor | None = None
 
     def beginning(self, places_S: Tensor) -> PlainSequence:
         """Return the sequence up to the last of these places, which nobody sampled, with them in place of its own."""

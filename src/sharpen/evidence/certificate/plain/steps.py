@@ -121,6 +121,7 @@ class RolloutSteps:
             allowed_SV=self._allowed(call),
             routes_TLK=None if call.routes_NLK is None else _routes(call.routes_NLK),
             pictures=call.pictures,
+            taught_S=None if call.taught_S is None else torch.tensor(call.taught_S),
         )
         if before is None:
             return sequence
