@@ -176,8 +176,9 @@ def _not_recomputed(rules: Rules) -> tuple[str, ...]:
         )
     if rules.teacher:
         exceptions.append(
-            "the teacher's logprobs, and advantages or losses computed from them, which need its weights; the "
-            "advantages before the teacher's part were recomputed"
+            "the teacher's logprobs, and advantages or losses computed from them, which need its weights (of a teacher "
+            "behind an endpoint, the scores on record were compared with those that trained); the advantages before "
+            "the teacher's part were recomputed"
         )
     if rules.kl_in_reward:
         exceptions.append(
