@@ -52,7 +52,7 @@ def scripted(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[str
     """Serve /v1/completions with these answers to the decoded bodies, and yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802 (http.server's name)
+        def do_POST(self) -> None:
             content = json.dumps(answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))).encode()
             self.send_response(200)
             self.send_header("content-type", "application/json")

@@ -50,10 +50,10 @@ from sharpen.types import Experience, Task
 if TYPE_CHECKING:
     from sharpen.evidence.certificate.gradient_probe import GradientProbe
     from sharpen.learning.algorithm.distill import Distill
-    from sharpen.placement.teacher_endpoint import TeacherEndpoint
     from sharpen.learning.experience.journal import Journal
     from sharpen.learning.supervised.held_out import HeldOut
     from sharpen.learning.supervised.lessons import Tutor
+    from sharpen.placement.teacher_endpoint import TeacherEndpoint
     from sharpen.run.directory import RunDirectory
     from sharpen.run.evaluation import Evaluator
     from sharpen.run.loop import Loop

@@ -132,9 +132,9 @@ def configured(name: str, preset: Distill | None, config: DistillConfig | None) 
         )
     if distill.endpoint is not None and distill.of_vocabulary:
         raise ConfigError(
-            f"distill.teacher_url is set, and {name!r} compares whole distributions ({distill.divergence}): an endpoint "
-            "gives only the logprobs of the sampled tokens; set distill.divergence to reverse_sampled, or take "
-            "distill.teacher_path"
+            f"distill.teacher_url is set, and {name!r} compares whole distributions ({distill.divergence}): an "
+            "endpoint gives only the logprobs of the sampled tokens; set distill.divergence to reverse_sampled, or "
+            "take distill.teacher_path"
         )
     return distill
 
