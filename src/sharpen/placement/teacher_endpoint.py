@@ -78,8 +78,9 @@ class TeacherEndpoint:
         assert config.teacher_url is not None and config.teacher_model is not None, "see `DistillConfig`"  # noqa: PT018
         where = f"the teacher {config.teacher_model!r} at {hide_in_value(config.teacher_url)}"
         client = OpenAI(base_url=config.teacher_url, api_key=_key(config))
-        renderer, refused = Renderer(load_tokenizer(folder)), list[str]()
-        ids = _spread(renderer, load_tokenizer(folder), min(COMPARED, max_tokens - 1))
+        tokenizer, refused = load_tokenizer(folder), list[str]()
+        renderer = Renderer(tokenizer)
+        ids = _spread(tokenizer, min(COMPARED, max_tokens - 1))
         for form in FORMS:
             one = cls(client, config.teacher_model, where, form)
             try:
@@ -104,7 +105,7 @@ class TeacherEndpoint:
 
     def teach(self, groups: Sequence[Group]) -> Taught:
         """Score the rollouts that take part, all at once."""
-        began, tokens = time.perf_counter(), 0
+        began = time.perf_counter()
         every = [one for group in groups for part in group.with_side for one in part.scored]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             scored = dict(zip((one.id for one in every), pool.map(self._rollout, every), strict=True))
@@ -147,8 +148,10 @@ class TeacherEndpoint:
         """Return the logprobs of all ids but the first, and their texts as the teacher has them."""
         from openai import OpenAIError
 
+        create: Any = self._client.completions.create  # whose overloads know no form of ours
+
         try:
-            answer = self._client.completions.create(
+            answer = create(
                 model=self._model, prompt=list(ids), max_tokens=1, temperature=1.0, **FORMS[self.form]
             ).to_dict()
         except OpenAIError as error:
@@ -209,7 +212,7 @@ def _key(config: DistillConfig) -> str:
     return key
 
 
-def _spread(renderer: Renderer, tokenizer: Any, count: int) -> list[int]:
+def _spread(tokenizer: Any, count: int) -> list[int]:
     """Return ids from the whole vocabulary with the special ones, as many as `count`."""
     special = sorted(set(tokenizer.all_special_ids))[: count // 4]
     every = sorted(set(tokenizer.get_vocab().values()))
