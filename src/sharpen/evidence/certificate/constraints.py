@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from sharpen.types import Call, Experience, Rollout, Supports
 
@@ -87,16 +86,15 @@ def _wrong_support(call: Call, supports: Supports, num_ids: int) -> str | None:
     return None
 
 
-def support_mask(supports: Supports) -> torch.Tensor:
-    """Return which ids each token was drawn from, shape (tokens, ids of the model). What is wrong with recorded
-    supports is found by `constraint_check`."""
+def support_mask(supports: Supports) -> np.ndarray:
+    """Return which ids each token was drawn from, bool of the shape (tokens, ids of the model). What is wrong with
+    recorded supports is found by `constraint_check`."""
     num_ids, at = supports.vocab_size, 0
-    mask_SV = torch.zeros(len(supports.sizes_S), num_ids, dtype=torch.bool)
+    mask_SV = np.zeros((len(supports.sizes_S), num_ids), dtype=np.bool_)
     for place, size in enumerate(supports.sizes_S.tolist()):
         own, at = supports.packed[at : at + size], at + size
         if size == -(-num_ids // 8):
-            bits_V = np.unpackbits(np.frombuffer(own, np.uint8), count=num_ids, bitorder="little")
-            mask_SV[place] = torch.from_numpy(bits_V.astype(np.bool_))
+            mask_SV[place] = np.unpackbits(np.frombuffer(own, np.uint8), count=num_ids, bitorder="little")
         else:
             mask_SV[place, [one for one in _ids(own) if one < num_ids]] = True
     return mask_SV

@@ -132,11 +132,11 @@ class RolloutSteps:
     def _allowed(self, call: Call) -> torch.Tensor | None:
         """Return the tokens among which each of a call's was sampled (S, V); None if among all."""
         if call.constraint is None:
-            return None if call.supports is None else support_mask(call.supports)
+            return None if call.supports is None else torch.from_numpy(support_mask(call.supports))
         masks_SW = torch.from_numpy(self._masks.of_response(call.constraint, call.sampled_ids_S))
         num_ids = 32 * masks_SW.shape[1] if call.supports is None else call.supports.vocab_size
         allowed_SV = allowed(masks_SW, num_ids)
-        return allowed_SV if call.supports is None else allowed_SV & support_mask(call.supports)
+        return allowed_SV if call.supports is None else allowed_SV & torch.from_numpy(support_mask(call.supports))
 
 
 def row_loss(config: RunConfig) -> tuple[LossRules, PairLoss | None]:
