@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -74,11 +76,11 @@ def scripted(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[str
         server.server_close()
 
 
-def as_vllm(tokenizer: Any, body: dict[str, Any], logprob: float = -1.0) -> dict[str, Any]:
-    """vLLM's answer, with the same logprob everywhere and a likelier alternative beside each."""
+def as_vllm(tokenizer: Any, body: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's answer: -1 and -id / 1024 as logprob of each id, and a likelier alternative beside it."""
     entries: list[Any] = [None]
     for id_ in body["prompt"][1:]:
-        own = {"logprob": logprob, "rank": 2, "decoded_token": tokenizer.decode([id_])}
+        own = {"logprob": -1 - id_ / 1024, "rank": 2, "decoded_token": tokenizer.decode([id_])}
         entries.append({str(id_ + 1): {"logprob": -0.5, "rank": 1, "decoded_token": "?"}, str(id_): own})
     choice = {"index": 0, "text": "a", "finish_reason": "length", "logprobs": None, "prompt_logprobs": entries}
     return {"id": "c", "object": "text_completion", "created": 0, "model": "big", "choices": [choice]}
@@ -157,14 +159,17 @@ def test_a_served_teacher_says_what_one_in_this_process_says(
 
 
 def test_a_rollout_without_a_score_does_not_train(tmp_path, toy_model_dir, toy_dataset):
-    """It is a failure of the teacher, counted and named; the others train.
+    """It is a failure of the teacher, counted and named; the others train, each with its own scores in whatever order
+    they come. The certificate notices a score that is another than the one that trained.
 
-    Break: take 0 for what is missing, in `_of_vllm`.
+    Break: take 0 for what is missing, in `_of_vllm`; shift it by one; give `teach` the answers as they come; leave
+    `taught_S` out of `recorded_digest` and `records_digest`.
     """
     tokenizer, asked = load_tokenizer(toy_model_dir), []
 
     def answer(body: dict[str, Any]) -> dict[str, Any]:
         asked.append(body)
+        time.sleep(0.05 * (-len(asked) % 4))  # the first of four is answered last
         found = as_vllm(tokenizer, body)
         if len(asked) % 4 == 2:
             found["choices"][0]["prompt_logprobs"][-1] = None
@@ -179,10 +184,13 @@ def test_a_rollout_without_a_score_does_not_train(tmp_path, toy_model_dir, toy_d
     assert sum(row["teacher/failed"] for row in metrics(result)) == len(failed)
     trained = {call.rollout_id for call in read_trained(result.run_dir / "run.db")}
     assert trained == {one.id for one in rollouts} - {one.id for one in failed}
-    scores = [call.taught_S for one in rollouts if one not in failed for call in one.calls]
-    assert all((taught_S == -1.0).all() for taught_S in scores)
+    for call in (call for one in rollouts if one not in failed for call in one.calls):
+        np.testing.assert_array_equal(call.taught_S, -1 - call.sampled_ids_S.astype(np.float32) / 1024)
     assert all(body["prompt_logprobs"] == 0 for body in asked)
     assert certify(result.run_dir).holds, certify(result.run_dir).problems
+    with contextlib.closing(sqlite3.connect(result.run_dir / "run.db")) as records, records:
+        records.execute("UPDATE call_taught SET logprobs = zeroblob(length(logprobs)) WHERE rowid = 1")
+    assert not certify(result.run_dir).holds
 
 
 def test_calls_that_an_endpoint_cannot_score_are_named(tmp_path, toy_model_dir, toy_dataset):
