@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.cli.show import add_show, run_show
@@ -184,6 +186,46 @@ def test_the_model_teaches_itself_what_only_the_teacher_is_told(tmp_path, toy_mo
     settings["distill.context"] = "{prompt} {solution}"
     with pytest.raises(DatasetError, match=r"\{solution\}, but task train/"):
         run(tmp_path / "other", toy_model_dir, None, toy_dataset, workflow=rewarded, settings=settings)
+
+
+@pytest.mark.parametrize("lora", [{"rank": 2, "alpha": 4}, None])
+def test_the_moving_average_of_the_model_teaches_it_and_a_run_goes_on_with_it(
+    tmp_path, toy_model_dir, toy_dataset, lora
+):
+    """Each checkpoint's average is half of the one before and half of its weights, and two sessions end with the same.
+
+    Break: leave it out of `RolloutLoss.state_tensors` or `restore`.
+    """
+    settings = {
+        "distill.own_weights": "current",
+        "distill.own_decay": 0.5,
+        "distill.context": "{prompt}\nThe answer is {answer}.",
+        "rollout.failure_reward": 0.0,
+        "check.enabled": False,
+        "deterministic": True,
+        "trainer.lora": lora,
+    }
+
+    def go(name, steps):
+        options = {"settings": settings, "project_name": "P", "experiment_name": name}
+        return run(tmp_path, toy_model_dir, None, toy_dataset, workflow=rewarded, steps=steps, **options).run_dir
+
+    whole = go("whole", 2)
+    inner = [whole / f"global_step_{step}" / "trainer_state" for step in (1, 2)]
+    first, second = (load_file(one / "teacher.safetensors") for one in inner)
+    own = load_file(inner[1] / "weights.safetensors" if lora else inner[1].parent / "model.safetensors")
+    for name, average in second.items():
+        torch.testing.assert_close(average, 0.5 * first[name] + 0.5 * own[name])
+    assert any(not torch.equal(average, own[name]) for name, average in second.items())
+    go("parts", 1)
+    parts = load_file(go("parts", 2) / "global_step_2" / "trainer_state" / "teacher.safetensors")
+    assert all(torch.equal(average, second[name]) for name, average in parts.items())
+    certificate = certify(whole)
+    assert certificate.holds, certificate.problems
+    assert any("distill.context" in one for one in retrain(whole).not_repeated)
+    settings["distill.own_weights"] = "start"
+    with pytest.raises(ConfigError, match="own_decay makes an average of the weights that train"):
+        go("other", 1)
 
 
 def test_evaluation_without_rewards_is_refused_with_the_way_out(tmp_path, toy_model_dir, teacher_dir, toy_dataset):

@@ -108,6 +108,7 @@ def _of_distill(distill: Distill, preset: str) -> Iterator[tuple[str, Effective]
         yield "distill.teacher_path", (None, f"distill.{how}")
         yield "distill.teacher_key", (None, "all tasks have the same teacher")
     yield "distill.own_weights", (None, "another model teaches")
+    yield "distill.own_decay", (None, "no average of the weights teaches")
     yield "distill.context", (None, "the teacher reads what the model read")
     mixes = distill.divergence == "js"
     absent = (None, f"no parameter of distill.divergence {distill.divergence}")

@@ -56,6 +56,9 @@ class DistillConfig(Strict):
     own_weights: Literal["start", "current"] | None = None
     """The model teaches itself, in place of another: with its weights before the run, or with those that train. Needs
     `context`."""
+    own_decay: float | None = Field(None, gt=0, lt=1)
+    """With `own_weights: current`, their moving average teaches, of which each update keeps this part: 0.95 is TRL's.
+    None: the weights as they are."""
     context: str | None = None
     """What the teacher reads in place of the last user message: a text with `{prompt}`, which is that message, fields
     of the row (`{solution}`) and metrics of the rollout (`{metrics.NAME}`). None: it reads what the model read."""
@@ -92,6 +95,8 @@ class DistillConfig(Strict):
             raise ValueError("teacher_api_key_env belongs to an endpoint, but there is no teacher_url")
         if self.teacher_url is not None:
             self._check_endpoint(self.teacher_url)
+        if self.own_decay is not None and self.own_weights != "current":
+            raise ValueError("own_decay makes an average of the weights that train: set own_weights to current as well")
         if self.own_weights is not None and self.models:
             raise ValueError("own_weights lets the model teach itself, and another teacher is given: give one of them")
         if self.own_weights is not None and self.context is None:

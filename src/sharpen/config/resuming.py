@@ -132,6 +132,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
             "distill.teacher_model",
             "distill.teacher_key",
             "distill.own_weights",
+            "distill.own_decay",
             "distill.context",
             "distill.divergence",
             "distill.beta",

@@ -246,6 +246,37 @@ def told_rows(model, one):
     return read / torch.from_numpy(one.temperatures_T[targets]).to(logits)[:, None]
 
 
+def told(experiences):
+    """The same, with a teacher that is told something else for each."""
+    return [
+        replace(
+            one,
+            told_P=np.arange(3, 3 + 7 + number, dtype=np.int32),
+            num_untold=int(np.flatnonzero(one.loss_mask_T)[0]),
+        )
+        for number, one in enumerate(experiences)
+    ]
+
+
+def plain_norm(twin, teacher, experiences, form):
+    """The norm of the gradient of an update, one sequence at a time."""
+    for one in experiences:
+        weights = torch.from_numpy(one.weights_T[one.loss_mask_T]).double()
+        t, s = told_rows(teacher, one).log_softmax(-1).detach(), plain_rows(twin, one).log_softmax(-1)
+        if form == "forward":
+            loss = (t.exp() * (t - s)).sum(-1)
+        else:
+            sampled = torch.from_numpy(one.ids_T[one.loss_mask_T].astype(np.int64))[:, None]
+            gap = t.gather(1, sampled)[:, 0] - torch.from_numpy(one.logprobs_T[one.loss_mask_T])
+            loss = -gap.float().double() * s.gather(1, sampled)[:, 0]
+        (weights * loss).sum().backward()
+    return torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0).item()
+
+
+def train(trainer, experiences):
+    return trainer.train_step([Batch(experiences=tuple(experiences))]).values
+
+
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("form", ["forward", "reverse_sampled"])
 def test_a_teacher_is_told_more_than_the_policy_read(form, own):
@@ -257,23 +288,8 @@ def test_a_teacher_is_told_more_than_the_policy_read(form, own):
     module = make_model("qwen3")
     teacher = module if own else teacher_of("llama")
     experiences = flat(record(plain_copy(module), make_experiences(temperatures=(1.0, 0.7))))
-    told = [np.arange(3, 3 + 7 + number, dtype=np.int32) for number in range(len(experiences))]
-    experiences = [
-        replace(one, told_P=told_P, num_untold=int(np.flatnonzero(one.loss_mask_T)[0]))
-        for one, told_P in zip(experiences, told, strict=True)
-    ]
-    twin, other = plain_copy(module), plain_copy(teacher)
-    for one in experiences:
-        weights = torch.from_numpy(one.weights_T[one.loss_mask_T]).double()
-        t, s = told_rows(other, one).log_softmax(-1).detach(), plain_rows(twin, one).log_softmax(-1)
-        if form == "forward":
-            loss = (t.exp() * (t - s)).sum(-1)
-        else:
-            sampled = torch.from_numpy(one.ids_T[one.loss_mask_T].astype(np.int64))[:, None]
-            gap = t.gather(1, sampled)[:, 0] - torch.from_numpy(one.logprobs_T[one.loss_mask_T])
-            loss = -gap.float().double() * s.gather(1, sampled)[:, 0]
-        (weights * loss).sum().backward()
-    norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+    experiences = told(experiences)
+    norm = plain_norm(plain_copy(module), plain_copy(teacher), experiences, form)
     policy = TrainedModel(module, compute_dtype=module.dtype)
     name = "on_policy_distill" if form == "reverse_sampled" else "jsd"
     trainer = Trainer(
@@ -287,10 +303,65 @@ def test_a_teacher_is_told_more_than_the_policy_read(form, own):
         ),
         tolerance=ANY,
     )
-    values = trainer.train_step([Batch(experiences=tuple(experiences))]).values
-    assert values["grad_norm"] == pytest.approx(norm.item(), rel=1e-6)
+    values = train(trainer, experiences)
+    assert values["grad_norm"] == pytest.approx(norm, rel=1e-6)
     assert values["grad_norm"] > 1e-3
     assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("form", ["forward", "reverse_sampled"])
+def test_the_average_of_the_weights_teaches_after_an_update(form):
+    """Of 0.75 of the weights before the first update and 0.25 of those after it, the second one's gradient is that of
+    plain transformers; the policy is as it was. Going back takes the average along.
+
+    Break: keep `1 - decay`, leave out `follow`, `_averaged` or `_kept`, or leave the averages out of `StepStart`.
+    """
+    module = make_model("qwen3")
+    before = plain_copy(module)
+    policy = TrainedModel(module, compute_dtype=module.dtype)
+    name = "on_policy_distill" if form == "reverse_sampled" else "jsd"
+    own = OwnTeacher(policy, 0.75)
+    trainer = Trainer(
+        policy,
+        algorithm=resolve(name, LossConfig(), 2, distill=DistillConfig(divergence=form)),
+        config=TrainerConfig(max_tokens_per_micro_batch=80),
+        learning_rate=1e-2,
+        planned_updates=10,
+        teachers=Teachers({"": own}),
+        tolerance=ANY,
+    )
+    train(trainer, told(flat(record(before, make_experiences(num_groups=1)))))
+    twin, teacher = plain_copy(module), plain_copy(module)
+    with torch.no_grad():
+        for one, first, second in zip(teacher.parameters(), before.parameters(), twin.parameters(), strict=True):
+            one.copy_(0.75 * first + 0.25 * second)
+    experiences = told(flat(record(plain_copy(module), make_experiences(num_groups=1, seed=1))))
+    norm = plain_norm(twin, teacher, experiences, form)
+    assert train(trainer, experiences)["grad_norm"] == pytest.approx(norm, rel=1e-6)
+    assert norm > 1e-4
+    assert not any(torch.equal(one, own.averages[name]) for name, one in module.named_parameters())
+
+
+def test_going_back_to_the_start_of_a_step_takes_the_average_along():
+    """Break: leave the averages out of `StepStart._live`."""
+    module = make_model("qwen3")
+    policy = TrainedModel(module, compute_dtype=module.dtype)
+    own = OwnTeacher(policy, 0.75)
+    trainer = Trainer(
+        policy,
+        algorithm=resolve("jsd", LossConfig(), 2, distill=DistillConfig(divergence="forward")),
+        config=TrainerConfig(max_tokens_per_micro_batch=80, epochs=2),
+        learning_rate=1e-2,
+        planned_updates=10,
+        teachers=Teachers({"": own}),
+        tolerance=ANY,
+    )
+    start = {name: one.clone() for name, one in own.averages.items()}
+    train(trainer, told(flat(record(plain_copy(module), make_experiences(num_groups=1)))))
+    assert not any(torch.equal(one, own.averages[name]) for name, one in start.items())
+    assert trainer.back_to(0)
+    assert all(torch.equal(one, own.averages[name]) for name, one in start.items())
+    assert all(torch.equal(one, start[name]) for name, one in module.named_parameters())
 
 
 @pytest.mark.parametrize("rows", [VOCABULARY + 9, VOCABULARY - 5])

@@ -243,6 +243,15 @@ def test_a_teacher_and_auxiliary_models_lie_beside(folder: Path, tmp_path: Path)
     assert of_several["teacher code: weights"] == 4 * P - 2 * LINEAR
 
 
+def test_an_average_of_the_weights_that_teaches_is_one_more_copy_of_them(folder: Path) -> None:
+    """At rest, and in the start of a step: weights, two moments and the average."""
+    own = {"distill.own_weights": "current", "distill.own_decay": 0.9, "distill.context": "{prompt} {solution}"}
+    settings = {"algorithm.algorithm_type": "jsd", "trainer.num_minibatches": 2, **own}
+    found = items(planned(folder, settings, CPU))
+    assert found["teacher: average"] == 4 * P
+    assert found["start of a step, to go back to"] == 16 * P
+
+
 def test_both_answers_of_a_pair_go_together(folder: Path) -> None:
     """A prompt of 100 and two answers of 50 tokens, in a micro-batch that has room for one of them."""
     settings = {"algorithm.algorithm_type": "dpo", "trainer.max_tokens_per_micro_batch": 150}

@@ -40,7 +40,8 @@ _ADVANTAGE_SETTINGS = ("policy_loss", "policy_loss_args", "clip_low", "clip_high
 class Distill:
     """The distillation term of an algorithm: the divergence, its coefficient in the loss (or the advantage), and for
     `js` the teacher's weight β in the mixture, between 0 and 1. With several teachers, `teacher_key` is the field of a
-    task that names one of `teachers`. With `own` the policy, as it is, teaches itself. `endpoint` is the
+    task that names one of `teachers`. With `own` the policy teaches itself, as it is or, with
+    `own_decay`, as the moving average of its weights, of which each update keeps that part. `endpoint` is the
     teacher's name where it is behind one, whose logprobs come with the sampled tokens."""
 
     divergence: DistillDivergence
@@ -49,6 +50,7 @@ class Distill:
     teacher_key: str | None = None
     teachers: tuple[str, ...] = ()
     own: bool = False
+    own_decay: float | None = None
     endpoint: str | None = None
 
     @property

@@ -193,7 +193,7 @@ def _describe_adapters(adapters: Mapping[str, Any] | None) -> str:
 
 
 def copy_into(
-    parameters: Mapping[str, torch.nn.Parameter], weights: Mapping[str, torch.Tensor], directory: Path
+    parameters: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], directory: Path
 ) -> None:
     """Copy weights into the parameters of the same names.
 

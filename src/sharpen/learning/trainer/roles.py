@@ -88,7 +88,7 @@ def load_roles(plan: TrainerPlan, device: str | torch.device, team: Team, served
     if isinstance(algorithm, Algorithm) and algorithm.distill is not None:
         distill = algorithm.distill
         assert bool(plan.teachers) + distill.own + (distill.endpoint is not None) == 1, f"{algorithm.name}: one teacher"
-        loaded: dict[str, Teacher] = {"": OwnTeacher(policy)} if distill.own else {}
+        loaded: dict[str, Teacher] = {"": OwnTeacher(policy, distill.own_decay)} if distill.own else {}
         if distill.endpoint is not None:
             loaded[""] = RecordedTeacher(distill.endpoint)
         for name, path in plan.teachers.items():

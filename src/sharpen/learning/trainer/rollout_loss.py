@@ -24,7 +24,7 @@ from sharpen.errors import ParityError
 from sharpen.learning.algorithm.kl import adapt_coefficient
 from sharpen.learning.algorithm.objective import ObjectiveSums, policy_objective
 from sharpen.learning.algorithm.presets import Algorithm
-from sharpen.learning.trainer.checkpoint import SavedState
+from sharpen.learning.trainer.checkpoint import SavedState, copy_into
 from sharpen.learning.trainer.credit import Credit, assign, clip_by_entropy, mask_tokens
 from sharpen.learning.trainer.critic import Critic
 from sharpen.learning.trainer.expert_loss import backward as backward_expert
@@ -39,6 +39,9 @@ from sharpen.learning.trainer.teacher import Teachers
 from sharpen.learning.trainer.team import IDLE, Team, backward_idle
 from sharpen.learning.trainer.work import Part, TrainingBatch, Work
 from sharpen.types import BoolArray, Experience, FloatArray, HalfArray
+
+_TEACHER = "teacher"
+"""The file of a checkpoint with the averaged weights that teach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +169,15 @@ class RolloutLoss(Loss):
 
     def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """See `Loss.state_tensors`."""
-        return {} if self._critic is None else self._critic.state_tensors()
+        averages = {} if self._teachers is None else self._teachers.averages
+        of_critic = {} if self._critic is None else self._critic.state_tensors()
+        return {**of_critic, **({_TEACHER: averages} if averages else {})}
 
     def restore(self, saved: SavedState, directory: Path) -> None:
         """See `Loss.restore`."""
         if self._teachers is not None:
             self._teachers.check_same(saved.state.get("teacher"), directory)
+            copy_into(self._teachers.averages, saved.further.get(_TEACHER, {}), directory)
         if self._critic is not None:
             self._critic.restore(saved.further, directory)
         if self.algorithm.kl_target is not None and "kl_coef" in saved.state:

@@ -1,4 +1,5 @@
-"""Keeps a copy of the trained weights and optimizer moments from before a step, to go back to if the step fails.
+"""Keeps a copy of the trained weights, their averages and optimizer moments from before a step, to go back to if it
+fails.
 
 In: the optimizers of the trained models. Out: their weights and moments of an earlier version, bit for bit. The copy is
 in host memory, and is made only for steps of several updates: a single update is either made or not. A GPU copies while
@@ -7,7 +8,7 @@ it computes the first gradients of the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,10 +25,17 @@ SHARE = 0.5
 class StepStart:
     """The weights and moments from before a step. Each rank keeps its own shards."""
 
-    def __init__(self, optimizers: Sequence[Optimizer], *, num_updates: int, num_ranks: int = 1) -> None:
-        """`num_updates` is the largest number of updates of a step. All `num_ranks` are assumed to share the memory of
-        this machine."""
-        self._optimizers = tuple(optimizers)
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        averages: Mapping[str, torch.Tensor] | None = None,
+        *,
+        num_updates: int,
+        num_ranks: int = 1,
+    ) -> None:
+        """`averages` are those of the weights, if they teach. `num_updates` is the largest number of updates of a step.
+        All `num_ranks` are assumed to share the memory of this machine."""
+        self._optimizers, self._averages = tuple(optimizers), averages or {}
         self._memory: dict[tuple[int, str], torch.Tensor] = {}
         self._kept: tuple[int, frozenset[tuple[int, str]], Any] | None = None
         self._changing = False
@@ -35,7 +43,7 @@ class StepStart:
         self._device: torch.device | None = None
         self._enabled, self.line = num_updates > 1, ""
         if self._enabled:
-            self._enabled, self.line = _check_memory(self._optimizers, num_ranks)
+            self._enabled, self.line = _check_memory(self._optimizers, self._averages, num_ranks)
 
     def begin(self, version: int, num_updates: int, extra: Any = None) -> None:
         """Begin a step of `num_updates` at `version`. `go_back` returns `extra`."""
@@ -75,8 +83,9 @@ class StepStart:
         return True, extra
 
     def _live(self) -> dict[tuple[int, str], torch.Tensor]:
-        """Return this rank's weights and moments of every optimizer, not copied."""
-        return {
+        """Return this rank's weights and moments of every optimizer, and the averages, not copied."""
+        averages = {(len(self._optimizers), name): average for name, average in self._averages.items()}
+        return averages | {
             (number, name): tensor.to_local() if isinstance(tensor, DTensor) else tensor
             for number, optimizer in enumerate(self._optimizers)
             for name, tensor in optimizer.live_tensors().items()
@@ -100,10 +109,13 @@ class StepStart:
         self._copied, self._device = stream.record_event(), device
 
 
-def _check_memory(optimizers: Sequence[Optimizer], num_ranks: int) -> tuple[bool, str]:
+def _check_memory(
+    optimizers: Sequence[Optimizer], averages: Mapping[str, torch.Tensor], num_ranks: int
+) -> tuple[bool, str]:
     """Return whether there is enough memory for the copy, and what to tell the user if not."""
     weights = [p.to_local() if isinstance(p, DTensor) else p for o in optimizers for p in o.parameters]
     needed = 3 * num_ranks * sum(map(_host_bytes, weights))  # the weights and two moments
+    needed += num_ranks * sum(map(_host_bytes, averages.values()))
     reserved = num_ranks * sum(3 * weight.nbytes for weight in weights if not weight.is_cuda)  # moments, gradients
     free = max(0, available_bytes() - reserved)
     if needed <= SHARE * free:

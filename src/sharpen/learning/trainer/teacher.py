@@ -1,4 +1,4 @@
-"""Teachers: frozen models that score the policy's own tokens, for on-policy distillation.
+"""Teachers: models that score the policy's own tokens, for on-policy distillation.
 
 In: `Pack`s of the policy's tokens, each with the name of its teacher. Out: the teacher's logprobs of the sampled
 tokens, or its hidden states, to compare the policy with over the whole vocabulary; both at each token's sampling
@@ -9,10 +9,13 @@ Shape suffixes: E loss entries of a pack.
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ import torch
 from sharpen.errors import CheckpointError, TrainingError
 from sharpen.learning.algorithm.distill import Distill
 from sharpen.learning.trainer.model import DType, TrainedModel
+from sharpen.learning.trainer.output import OutputLayer
 from sharpen.learning.trainer.packing import Pack
 from sharpen.learning.trainer.scores import OtherModel
 from sharpen.learning.trainer.sharding import whole
@@ -81,13 +85,45 @@ class Teacher:
 
 
 class OwnTeacher(Teacher):
-    """The policy with the weights that train. It teaches from what only the teacher is told."""
+    """The policy, with the weights that train or their moving average (of adapters: of each factor by itself). It
+    teaches from what only the teacher is told. `averages` are empty without a decay."""
 
-    def __init__(self, policy: TrainedModel) -> None:
-        """Use `policy` as it is."""
+    def __init__(self, policy: TrainedModel, decay: float | None = None) -> None:
+        """Use `policy`; with `decay`, the average begins as its weights are now."""
         self.model = policy
         self._fingerprint = "the policy"
         self._num_ids = int(policy.module.get_input_embeddings().weight.shape[0])
+        self._decay = decay
+        self.averages = {} if decay is None else {name: one.detach().clone() for name, one in policy.parameters()}
+
+    def logprobs(self, pack: Pack) -> torch.Tensor:
+        """See `Teacher.logprobs`."""
+        with self._averaged():
+            return super().logprobs(pack)
+
+    def compared(self, pack: Pack, distill: Distill) -> OtherModel:
+        """See `Teacher.compared`."""
+        with self._averaged():
+            other = super().compared(pack, distill)
+            return other if self._decay is None else replace(other, head=_kept(other.head))
+
+    def follow(self) -> None:
+        """After an update, move the average: decay * average + (1 - decay) * weights (SDFT, arXiv 2601.19897)."""
+        if self._decay is not None:
+            for name, one in self.model.parameters():
+                self.averages[name].lerp_(one.detach(), 1.0 - self._decay)
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Compute with the average inside this block."""
+        moved = [(one, one.data, self.averages.get(name, one.data)) for name, one in self.model.parameters()]
+        try:
+            for one, _, average in moved:
+                one.data = average
+            yield
+        finally:
+            for one, own, _ in moved:
+                one.data = own
 
 
 class RecordedTeacher(Teacher):
@@ -125,6 +161,18 @@ class Teachers:
         """Return the side of the pack's teacher; see `Teacher.compared`."""
         return self._of(pack, lambda teacher, some: teacher.compared(some, distill))
 
+    @property
+    def averages(self) -> dict[str, torch.Tensor]:
+        """The moving averages of the policy's weights, not copied, if they teach."""
+        own = self.by_name.get("")
+        return own.averages if isinstance(own, OwnTeacher) else {}
+
+    def follow(self) -> None:
+        """See `OwnTeacher.follow`."""
+        own = self.by_name.get("")
+        if isinstance(own, OwnTeacher):
+            own.follow()
+
     def check_ids(self, pack: Pack) -> None:
         """See `Teacher.check_ids`."""
         self.by_name[pack.teacher].check_ids(pack)
@@ -153,3 +201,9 @@ class Teachers:
             return score(self.by_name.get(pack.teacher) or next(iter(self.by_name.values())), pack)
         found = {name: score(one, pack if name == pack.teacher else IDLE) for name, one in self.by_name.items()}
         return found[pack.teacher if pack.teacher in found else next(iter(found))]
+
+
+def _kept(head: OutputLayer) -> OutputLayer:
+    """Return an output layer with the tensors that it has now, not copied, whatever its parameters become."""
+    memo: dict[int, Any] = {id(one): torch.nn.Parameter(one.data, False) for one in head.embeddings.parameters()}
+    return replace(head, embeddings=copy.deepcopy(head.embeddings, memo))

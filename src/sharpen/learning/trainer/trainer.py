@@ -65,7 +65,7 @@ class Trainer:
         self.version = 0
         self.policy = policy
         self.rounding = rounding
-        self._critic = critic
+        self._critic, self._teachers = critic, teachers
         self._epochs = config.epochs
         self._team = team or Team()
         max_tokens = config.max_tokens_per_micro_batch
@@ -102,7 +102,8 @@ class Trainer:
         )
         self._optimizers = (self._optimizer, *([] if critic is None else [critic.optimizer]))
         num_updates = config.updates
-        self._start = StepStart(self._optimizers, num_updates=num_updates, num_ranks=self._team.size)
+        averages = {} if teachers is None else teachers.averages
+        self._start = StepStart(self._optimizers, averages, num_updates=num_updates, num_ranks=self._team.size)
 
     @classmethod
     def load(
@@ -243,6 +244,8 @@ class Trainer:
             norms = [optimizer.norm(self.version) for optimizer in active]  # may raise, so before any is applied
             with self._start.update():
                 rates = [optimizer.apply(self.version, norm) for optimizer, norm in zip(active, norms, strict=True)]
+                if self._teachers is not None:
+                    self._teachers.follow()
                 self.version += 1
         finally:
             for optimizer in self._optimizers:

@@ -8,6 +8,7 @@ needs most. The rules follow the code:
                                     adapters, and of a reference, also of embeddings whose files are in bfloat16. A
                                     large reference on a CPU is there only while a step is scored
     gradients                       4 bytes a trained parameter
+    average of them that teaches    4 bytes a trained parameter
     moments of the optimizer        8 bytes a trained parameter (AdamW), a little over 2 (its 8-bit kinds), or 4 (Muon;
                                     8 for embeddings and the output layer)
     activations                     of the largest micro-batch: `live.pass_bytes`; with `offload_activations` without
@@ -284,6 +285,8 @@ def _trainer_items(case: Case) -> Iterator[Item]:
         yield item("critic: weights", 4 * sizes.held)
         yield item("critic: moments", moment_bytes(case, trained, sizes.vocabulary))
         yield item("critic: gradients", 4 * trained, "training")
+    if recipe.config.distill.own_decay is not None:
+        yield item("teacher: average", 4 * case.num_trained)
     for name, teacher in case.models.teachers.items():
         yield item(f"teacher {name}".rstrip() + ": weights", _frozen_bytes(case, teacher))
 
@@ -323,7 +326,7 @@ def _step_start(case: Case, held: Sequence[Item]) -> list[Item]:
     if case.config.trainer.updates == 1:
         return []
     # the gradients are as large as the trained weights
-    num_bytes = sum(item.num_bytes for item in held if item.role.endswith((": moments", ": gradients")))
+    num_bytes = sum(item.num_bytes for item in held if item.role.endswith((": moments", ": gradients", ": average")))
     lasting = sum(i.num_bytes for i in held if i.when == "always" or i.role.endswith("gradients"))
     if num_bytes > SHARE * (case.hardware.memory_bytes - lasting):
         return []
