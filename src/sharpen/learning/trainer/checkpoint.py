@@ -192,9 +192,7 @@ def _describe_adapters(adapters: Mapping[str, Any] | None) -> str:
     return f"adapters ({', '.join(f'{name} {value}' for name, value in adapters.items())})"
 
 
-def copy_into(
-    parameters: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], directory: Path
-) -> None:
+def copy_into(parameters: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], directory: Path) -> None:
     """Copy weights into the parameters of the same names.
 
     Raises `CheckpointError`, changing nothing, if one is missing or has another shape.

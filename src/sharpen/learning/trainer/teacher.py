@@ -116,7 +116,7 @@ class OwnTeacher(Teacher):
     @contextmanager
     def _averaged(self) -> Iterator[None]:
         """Compute with the average inside this block."""
-        moved = [(one, one.data, self.averages.get(name, one.data)) for name, one in self.model.parameters()]
+        moved = [(one, one.data, self.averages[name]) for name, one in self.model.parameters() if name in self.averages]
         try:
             for one, _, average in moved:
                 one.data = average
@@ -205,5 +205,7 @@ class Teachers:
 
 def _kept(head: OutputLayer) -> OutputLayer:
     """Return an output layer with the tensors that it has now, not copied, whatever its parameters become."""
-    memo: dict[int, Any] = {id(one): torch.nn.Parameter(one.data, False) for one in head.embeddings.parameters()}
+    memo: dict[int, Any] = {
+        id(one): torch.nn.Parameter(one.data, requires_grad=False) for one in head.embeddings.parameters()
+    }
     return replace(head, embeddings=copy.deepcopy(head.embeddings, memo))
