@@ -56,7 +56,7 @@ class DistillConfig(Strict):
     own_weights: Literal["start", "current"] | None = None
     """The model teaches itself, in place of another: with its weights before the run, or with those that train. Needs
     `context`."""
-    own_decay: float | None = Field(None, gt=0, lt=1)
+    own_decay: float | None = Field(default=None, gt=0, lt=1)
     """With `own_weights: current`, their moving average teaches, of which each update keeps this part: 0.95 is TRL's.
     None: the weights as they are."""
     context: str | None = None
