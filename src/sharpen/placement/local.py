@@ -19,7 +19,7 @@ from sharpen.learning.recipe import Job, Recipe
 from sharpen.machine import return_freed_bytes
 from sharpen.models.files import quiet_transformers
 from sharpen.placement.auxiliary.models import AuxiliaryModels, loading
-from sharpen.placement.engines import load_policy, make_gateway
+from sharpen.placement.engines import load_policy, make_gateway, train_beside
 from sharpen.placement.place import Place, Serving
 from sharpen.placement.probe import sample_probes
 from sharpen.placement.serving import ServingThread
@@ -69,6 +69,8 @@ class LocalServing:
                 adapters=job.adapters,
             )
             undo.callback(self._close_engine)
+            if config.policies:
+                train_beside(self.engine, config.trainer.lora)
             load = loading(config.engine, deterministic=config.deterministic, alone=alone)
             self.auxiliary = AuxiliaryModels(config.auxiliary_models, self.thread, load, listen=config.gateway)
             undo.callback(self.auxiliary.close)
@@ -79,6 +81,7 @@ class LocalServing:
                 self.thread.loop,
                 listen=config.gateway,
                 max_calls=config.rollout.max_calls,
+                policies={name: policy.follow for name, policy in config.policies.items()},
             )
             self.modes: Mapping[Mode, Opener] = openers(
                 self.gateway, self.auxiliary, max_tokens=config.model.max_tokens
@@ -91,6 +94,7 @@ class LocalServing:
                 config.algorithm.group_size,
                 config.seed,
                 whole_groups=functions.whole_groups,
+                frozen=frozenset(config.policies),
             )
             undo.pop_all()
         self._thresholds, self._frozen = gc.get_threshold(), gc.get_freeze_count() > NEW_OBJECTS

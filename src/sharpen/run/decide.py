@@ -21,6 +21,7 @@ from sharpen.config.run import RunConfig
 from sharpen.config.sections import ClusterConfig
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ConfigError
+from sharpen.gateway.caller import with_name
 from sharpen.gateway.routes import Protocols
 from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.learning.recipe import (
@@ -97,6 +98,7 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     recipe = _recipe(problems, config)
     _check_machine(problems, config, serves=serves)
     problems.check(check_base, config, engine, serves=True)
+    problems.check(check_policies, config, engine)
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     if engine is not None:
@@ -132,6 +134,7 @@ def decide_rows(config: RunConfig, workflow: Function | None, judge: Function | 
     recipe = _recipe(problems, config)
     _check_machine(problems, config, serves=workflow is not None)
     problems.check(check_base, config, engine, serves=workflow is not None)
+    problems.check(_refuse_policies, config, "a run that learns from rows")
     problems.raise_found()
     assert isinstance(recipe, RowRecipe)
     folder = _model_folders(config, serves=workflow is not None)
@@ -152,6 +155,7 @@ def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | N
     problems = Problems()
     problems.check(imported_line)
     problems.check(_check_functions, workflow, judge)
+    problems.check(_refuse_policies, config, "an evaluation by itself, which serves merged weights")
     return _without_training(problems, config, workflow, judge)
 
 
@@ -188,6 +192,7 @@ def decide_learning_server(config: RunConfig) -> Job[RolloutRecipe]:
     _check_machine(problems, config, serves=True, has_tasks=False)
     problems.check(check_base, config.model_copy(update={"mode": "train"}), engine, serves=True)
     problems.check(_check_learns_from_use, config, recipe)
+    problems.check(_refuse_policies, config, "a server that learns from its use")
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     folder = _model_folders(config, serves=True)
@@ -290,6 +295,37 @@ def check_base(config: RunConfig, engine: EngineChoice | None, *, serves: bool) 
             f"engine, but trainer.dtype is {config.trainer.dtype} and engine.dtype {config.engine.dtype}: set them to "
             "the same"
         )
+
+
+def check_policies(config: RunConfig, engine: EngineChoice | None) -> None:
+    """Raise `ConfigError` if the engine cannot serve `policies` beside the trained one, as adapters over one base; or
+    for a name that is none, or an auxiliary model's."""
+    if not config.policies:
+        return
+    for name in config.policies:
+        with_name("", name)
+        if name in config.auxiliary_models:
+            raise ConfigError(f"policies and auxiliary_models both have {name!r}: give one of them another name")
+    lora, given = config.trainer.lora, f"policies has {', '.join(config.policies)}"
+    if lora is None:
+        raise ConfigError(
+            f"{given}, which are served beside the trained policy over one base, but trainer.lora is not set: all "
+            "weights would train, and the original ones be gone; set trainer.lora"
+        )
+    apart = config.uses_ray or config.mode != "both" or config.trainer.has_ranks
+    if apart or (engine is not None and engine.type != "embedded"):
+        raise ConfigError(
+            f"{given}, for which trainer and embedded engine must be in one process: leave execution and mode out, set "
+            "engine.type to embedded and trainer.num_processes to 1 without trainer.cpu_offload"
+        )
+    if lora.base != "own" or lora.experts:
+        wrong = f"base is {lora.base!r}" if lora.base != "own" else "experts is true"
+        raise ConfigError(f"{given}, but trainer.lora.{wrong}, which leaves no original beside it: leave that out")
+
+
+def _refuse_policies(config: RunConfig, what: str) -> None:
+    if config.policies:
+        raise ConfigError(f"policies has {', '.join(config.policies)}, but this is {what}: leave policies out")
 
 
 def served_adapters(config: RunConfig, engine: EngineChoice | None, *, trains: bool) -> LoraConfig | None:

@@ -92,6 +92,8 @@ class TextArena:
             return {0: model}
         if self._opponent is None:
             return {seat: model.named(f"player_{seat}") for seat in range(self._num_players)}
+        if self._opponent in getattr(model, "policies", ()):
+            return {task["seat"]: model, 1 - task["seat"]: model.named(self._opponent)}
         if self._opponent not in others:
             raise RolloutError(
                 f"environment.args.opponent is {self._opponent!r}, but the auxiliary models are "
