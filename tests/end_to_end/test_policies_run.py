@@ -59,9 +59,7 @@ def run(folder: Path, model: Path, dataset: Path, workflow: Any = more_vowels_th
 
 def calls_of(run_dir: Path, agent: str) -> list[Call]:
     groups = read_groups(run_dir / "run.db")
-    return [
-        call for group in groups for rollout in group.rollouts for call in rollout.calls if call.agent == agent
-    ]
+    return [call for group in groups for rollout in group.rollouts for call in rollout.calls if call.agent == agent]
 
 
 @pytest.fixture(scope="module")

@@ -406,8 +406,8 @@ class RolloutRunner:
         assert self._whole_groups or not result.ending.members
         if wrong := sorted(result.ending.beside.keys() & set(self._frozen)):
             raise ConfigError(
-                f"call_rewards names {wrong[0]!r}, an agent whose policy does not train (policies.{wrong[0]}): leave it "
-                "out of call_rewards"
+                f"call_rewards names {wrong[0]!r}, an agent whose policy does not train (policies.{wrong[0]}): leave "
+                "it out of call_rewards"
             )
         several = self._whole_groups or result.ending.beside
         results = divide(result, ticket.size) if several else [result]
@@ -468,7 +468,9 @@ class RolloutRunner:
         return marked
 
     def _is_aside(self, call: Call) -> bool:
-        return call.agent in self._frozen or any(fnmatch.fnmatchcase(call.model, pattern) for pattern in self._config.side_models)
+        return call.agent in self._frozen or any(
+            fnmatch.fnmatchcase(call.model, pattern) for pattern in self._config.side_models
+        )
 
 
 def _retrieve(group: asyncio.Task[Any]) -> None:

@@ -326,8 +326,8 @@ def _total_gaps(gaps: list[LogprobGap]) -> LogprobGaps | None:
 
 
 def _scored_calls(run_dir: Path, lineage: Lineage, settings: Settings) -> Iterator[tuple[int, Rollout, Call]]:
-    """Yield the calls that carry loss in the steps behind the weights, including those of groups that were left out; and
-    those that another policy than the trained one sampled."""
+    """Yield the calls that carry loss in the steps behind the weights, including those of groups that were left out,
+    and those that another policy than the trained one sampled."""
     for step, keys in lineage.groups.items():
         rules = settings.rules(step)
         for key in keys:
