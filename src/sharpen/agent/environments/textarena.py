@@ -1,8 +1,9 @@
 """Games of TextArena, for one player or for two.
 
-In: `id`, a game's name; `args`, what `textarena.make` takes, and `opponent`, the name of an auxiliary model, or of
-a policy of the run, that plays the other side. Out: a task for each seed, and each side in turn against an opponent; a workflow of one game, whose
-reward is the game's. Without an opponent the model plays both sides (`player_0`, `player_1`), each with its own reward.
+In: `id`, a game's name; `args`, what `textarena.make` takes, and `opponent`, the name of an auxiliary model, or of a
+policy of the run, that plays the other side. Out: a task for each seed, and each side in turn against an opponent; a
+workflow of one game, whose reward is the game's. Without an opponent the model plays both sides (`player_0`,
+`player_1`), each with its own reward.
 """
 
 from __future__ import annotations
