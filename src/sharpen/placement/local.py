@@ -51,11 +51,10 @@ class LocalServing:
         config, alone = job.config, not job.recipe.overlaps
         self.folder, self.line, self._seed = job.folder, job.engine.line, config.seed
         with contextlib.ExitStack() as undo:  # closes the earlier parts if a later one fails
-            self._silence = contextlib.ExitStack()
+            self._silence = undo.enter_context(contextlib.ExitStack())
             self._silence.enter_context(silent_agents())
             if config.rollout.isolation == "none":
                 self._silence.enter_context(no_silent_exit())
-            undo.callback(self._silence.close)
             self.thread = ServingThread()
             undo.callback(self.thread.close)
             self.tokenizer, self.engine = load_policy(
@@ -69,8 +68,7 @@ class LocalServing:
                 adapters=job.adapters,
             )
             undo.callback(self._close_engine)
-            if config.policies:
-                train_beside(self.engine, config.trainer.lora)
+            train_beside(self.engine, config)
             load = loading(config.engine, deterministic=config.deterministic, alone=alone)
             self.auxiliary = AuxiliaryModels(config.auxiliary_models, self.thread, load, listen=config.gateway)
             undo.callback(self.auxiliary.close)

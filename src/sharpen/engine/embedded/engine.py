@@ -135,9 +135,8 @@ class EmbeddedEngine:
             mixing=mixing,
             pictures=self._pictures,
         )
-        self._trained = BASE
         self._driver: asyncio.Task[None] | None = None
-        self._num_requests = 0
+        self._num_requests, self._trained = 0, BASE
         self._closed = False
 
     @classmethod
