@@ -11,9 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.config.load import resolve
 from sharpen.errors import ConfigError
 from sharpen.evidence.certificate.certify import certify
 from sharpen.learning.experience.reading import read_groups
+from sharpen.run.evaluation import evaluate
 from sharpen.types import Call, CallStatus
 
 VOWELS = "aeiou"
@@ -110,9 +112,25 @@ async def rewards_the_rival(task: Any, model: Any) -> WorkflowOutput:
     return WorkflowOutput(reward=1.0, call_rewards={"rival": 1.0})
 
 
-def test_a_reward_for_the_rival_stops_the_run(tmp_path: Path, loud_model_dir: Path, toy_dataset: Path) -> None:
-    with pytest.raises(ConfigError, match="call_rewards names 'rival', an agent whose policy does not train"):
-        run(tmp_path, loud_model_dir, toy_dataset, rewards_the_rival)
+async def trains_the_rival(task: Any, model: Any) -> WorkflowOutput:
+    await ask(model.named("rival"), task["question"])
+    return WorkflowOutput(reward=1.0, train=["rival"])
+
+
+@pytest.mark.parametrize("workflow", [rewards_the_rival, trains_the_rival])
+def test_a_workflow_that_would_train_the_rival_stops_the_run(
+    tmp_path: Path, loud_model_dir: Path, toy_dataset: Path, workflow: Any
+) -> None:
+    with pytest.raises(ConfigError, match="call_rewards or train names 'rival', an agent whose policy does not train"):
+        run(tmp_path, loud_model_dir, toy_dataset, workflow)
+
+
+def test_what_has_one_policy_refuses_them(toy_dataset: Path) -> None:
+    """Red when an endpoint answers the rival too: it would be evaluated against itself."""
+    sections = {"train_dataset": DatasetConfig(path=str(toy_dataset)), "model": {"model_path": "m"}}
+    config = resolve(None, {"policies.rival.follow": "original", "trainer.lora.rank": 8}, sections)
+    with pytest.raises(ConfigError, match="policies has rival, but this is an evaluation by itself"):
+        evaluate(config, more_vowels_than_the_rival, None, endpoint={"base_url": "http://127.0.0.1:9"})
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

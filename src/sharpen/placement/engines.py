@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sharpen.agent.rollout.user_loop import owner
 from sharpen.config.public import TunerModelConfig
-from sharpen.config.run import EngineConfig, RunConfig
+from sharpen.config.run import EngineConfig
 from sharpen.config.sections import GatewayConfig
 from sharpen.config.trainer import LoraConfig
 from sharpen.contracts import EngineSettings
@@ -147,17 +147,6 @@ def load_engine(
         adapters=adapters,
     )
     return tokenizer, engine
-
-
-def train_beside(engine: Engine, config: RunConfig) -> None:
-    """With `policies`, let the embedded engine keep the original weights beside trained ones (`run.decide`)."""
-    if not config.policies:
-        return
-    from sharpen.engine.embedded.engine import EmbeddedEngine
-
-    assert isinstance(engine, EmbeddedEngine)
-    assert config.trainer.lora is not None
-    engine.train_beside(config.trainer.lora)
 
 
 def make_gateway(

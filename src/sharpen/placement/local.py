@@ -19,8 +19,9 @@ from sharpen.learning.recipe import Job, Recipe
 from sharpen.machine import return_freed_bytes
 from sharpen.models.files import quiet_transformers
 from sharpen.placement.auxiliary.models import AuxiliaryModels, loading
-from sharpen.placement.engines import load_policy, make_gateway, train_beside
+from sharpen.placement.engines import load_policy, make_gateway
 from sharpen.placement.place import Place, Serving
+from sharpen.placement.policies import adapters_of, train_beside
 from sharpen.placement.probe import sample_probes
 from sharpen.placement.serving import ServingThread
 from sharpen.placement.sessions import attempt_runner, opened, openers, user_functions
@@ -68,7 +69,7 @@ class LocalServing:
                 adapters=job.adapters,
             )
             undo.callback(self._close_engine)
-            train_beside(self.engine, config)
+            train_beside(self.engine, config.policies, config.trainer.lora)
             load = loading(config.engine, deterministic=config.deterministic, alone=alone)
             self.auxiliary = AuxiliaryModels(config.auxiliary_models, self.thread, load, listen=config.gateway)
             undo.callback(self.auxiliary.close)
@@ -79,7 +80,7 @@ class LocalServing:
                 self.thread.loop,
                 listen=config.gateway,
                 max_calls=config.rollout.max_calls,
-                policies={name: policy.follow for name, policy in config.policies.items()},
+                policies=adapters_of(config.policies),
             )
             self.modes: Mapping[Mode, Opener] = openers(
                 self.gateway, self.auxiliary, max_tokens=config.model.max_tokens

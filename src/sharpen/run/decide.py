@@ -82,6 +82,9 @@ def check_before(config: RunConfig, workflow: Any = None, judge: Function | None
     problems.raise_found()
 
 
+_BY_ITSELF = "an evaluation by itself, which has one policy"
+
+
 def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) -> Job[RolloutRecipe]:
     """Return the job of a run that learns from rollouts. `workflow` may be any object, and is checked."""
     problems = Problems()
@@ -134,7 +137,7 @@ def decide_rows(config: RunConfig, workflow: Function | None, judge: Function | 
     recipe = _recipe(problems, config)
     _check_machine(problems, config, serves=workflow is not None)
     problems.check(check_base, config, engine, serves=workflow is not None)
-    problems.check(_refuse_policies, config, "a run that learns from rows")
+    problems.check(refuse_policies, config, "a run that learns from rows")
     problems.raise_found()
     assert isinstance(recipe, RowRecipe)
     folder = _model_folders(config, serves=workflow is not None)
@@ -155,8 +158,16 @@ def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | N
     problems = Problems()
     problems.check(imported_line)
     problems.check(_check_functions, workflow, judge)
-    problems.check(_refuse_policies, config, "an evaluation by itself, which serves merged weights")
+    problems.check(refuse_policies, config, _BY_ITSELF)
     return _without_training(problems, config, workflow, judge)
+
+
+def decide_endpoint(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
+    """Return the settings of an endpoint's evaluation, with the auxiliary models that fit this machine, and notices."""
+    refuse_policies(config, _BY_ITSELF)
+    config, notices = fit_to_machine(config)
+    check_auxiliary_models(config.auxiliary_models)
+    return config, notices
 
 
 def decide_serving(config: RunConfig) -> Job[Recipe]:
@@ -192,7 +203,7 @@ def decide_learning_server(config: RunConfig) -> Job[RolloutRecipe]:
     _check_machine(problems, config, serves=True, has_tasks=False)
     problems.check(check_base, config.model_copy(update={"mode": "train"}), engine, serves=True)
     problems.check(_check_learns_from_use, config, recipe)
-    problems.check(_refuse_policies, config, "a server that learns from its use")
+    problems.check(refuse_policies, config, "a server that learns from its use")
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     folder = _model_folders(config, serves=True)
@@ -323,7 +334,8 @@ def check_policies(config: RunConfig, engine: EngineChoice | None) -> None:
         raise ConfigError(f"{given}, but trainer.lora.{wrong}, which leaves no original beside it: leave that out")
 
 
-def _refuse_policies(config: RunConfig, what: str) -> None:
+def refuse_policies(config: RunConfig, what: str) -> None:
+    """Raise `ConfigError` if there are `policies`, since this is `what`, which answers all agents alike."""
     if config.policies:
         raise ConfigError(f"policies has {', '.join(config.policies)}, but this is {what}: leave policies out")
 

@@ -404,15 +404,21 @@ class RolloutRunner:
         elif result.ending.refusal is not None and ticket.task.task_set not in self._kept:
             raise result.ending.refusal
         assert self._whole_groups or not result.ending.members
-        if wrong := sorted(result.ending.beside.keys() & set(self._frozen)):
-            raise ConfigError(
-                f"call_rewards names {wrong[0]!r}, an agent whose policy does not train (policies.{wrong[0]}): leave "
-                "it out of call_rewards"
-            )
+        self._refuse_frozen(result.ending, result.calls)
         several = self._whole_groups or result.ending.beside
         results = divide(result, ticket.size) if several else [result]
         made = [self._made(ticket, ticket.index + place, attempt, part) for place, part in enumerate(results)]
         return tuple(made), result
+
+    def _refuse_frozen(self, ending: Ending, calls: Sequence[Call]) -> None:
+        """Raise `ConfigError` if the workflow asks that a call trains which another policy answered."""
+        asked = (ending.trained or frozenset()) | (ending.call_rewards or {}).keys()
+        named = {call.agent for call in calls if call.index in asked} | ending.beside.keys()
+        if wrong := sorted(named & set(self._frozen)):
+            raise ConfigError(
+                f"call_rewards or train names {wrong[0]!r}, an agent whose policy does not train "
+                f"(policies.{wrong[0]}): leave it out of both"
+            )
 
     def _made(self, ticket: _Ticket, index: int, attempt: int, result: Attempt) -> _Made:
         beside = {
