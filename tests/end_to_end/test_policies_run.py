@@ -127,7 +127,8 @@ def test_a_workflow_that_would_train_the_rival_stops_the_run(
 
 def test_what_has_one_policy_refuses_them(toy_dataset: Path) -> None:
     """Red when an endpoint answers the rival too: it would be evaluated against itself."""
-    sections = {"train_dataset": DatasetConfig(path=str(toy_dataset)), "model": {"model_path": "m"}}
+    model = {"model_path": "m", "max_model_len": 64}
+    sections = {"train_dataset": DatasetConfig(path=str(toy_dataset)), "model": model}
     config = resolve(None, {"policies.rival.follow": "original", "trainer.lora.rank": 8}, sections)
     with pytest.raises(ConfigError, match="policies has rival, but this is an evaluation by itself"):
         evaluate(config, more_vowels_than_the_rival, None, endpoint={"base_url": "http://127.0.0.1:9"})
