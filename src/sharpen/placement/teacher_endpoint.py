@@ -184,7 +184,7 @@ def _check_call(call: Call) -> None:
         return
     cases = {
         f"at temperature {call.sampling.temperature:g}": call.sampling.temperature != 1.0,
-        "with top_p or top_k": not call.sampling.full_support,
+        f"with {' and '.join(call.sampling.cuts)}": not call.sampling.full_support,
         "under a constraint": call.constraint is not None,
         "after images": bool(call.pictures),
     }

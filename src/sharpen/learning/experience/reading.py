@@ -351,12 +351,15 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, *, lenient: 
     notes = _read_notes(connection, row["key"])
     requests = {note["call"]: note["request"] for note in notes}
     constraints = _read_constraints(connection, row["key"])
-    names = _read_names(connection, row["key"])
+    names = read_call_names(connection, row["key"])
     routes = _route_rows(connection, row["key"])
     times, seeded = (_of_calls(connection, *of, row["key"]) for of in (("call_times", "started"), ("call_seeds", "1")))
     rollout_started, traceback = _read_rollout_note(connection, row["key"])
     spans, supports = _read_traces(connection, row["key"]), _read_supports(connection, row["key"])
-    shown, taught = _picture_rows(connection, row["key"]), _of_calls(connection, "call_taught", "logprobs", row["key"])
+    shown = _picture_rows(connection, row["key"])
+    min_p, taught = (
+        _of_calls(connection, *of, row["key"]) for of in (("call_min_p", "min_p"), ("call_taught", "logprobs"))
+    )
     files = _pictures_in(connection) if shown else None
     for call_row in connection.execute(
         "SELECT calls.*, texts.json AS tools_json FROM calls JOIN texts ON texts.id = calls.tools"
@@ -382,6 +385,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, *, lenient: 
             seeded=index in seeded,
             supports=supports.get(index),
             taught_S=floats(taught[index]) if index in taught else None,
+            sampling=replace(call.sampling, min_p=min_p.get(index, 0.0)),
         )
         calls.append(replace(call, pictures=pictures) if pictures else call)
     return Rollout(
@@ -445,7 +449,7 @@ def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite
     return connection.execute("SELECT * FROM call_notes WHERE rollout_key = ?", (rollout_key,)).fetchall()
 
 
-def _read_names(connection: sqlite3.Connection, rollout_key: int) -> dict[int, tuple[str, str]]:
+def read_call_names(connection: sqlite3.Connection, rollout_key: int) -> dict[int, tuple[str, str]]:
     """Return the names of agent and model of a rollout's calls by index; none in a journal without this table."""
     if not has(connection, "call_names"):
         return {}
