@@ -171,4 +171,4 @@ def test_without_enough_memory_no_copy_is_kept_and_a_line_says_so():
     start.begin(0, 2)
     assert start.go_back(0) == (False, None)
     assert make_start(num_updates=1, num_ranks=10**12)[0].line == ""
-    assert step_start._check_memory([], 1) == (True, "")
+    assert step_start._check_memory([], {}, 1) == (True, "")
