@@ -204,9 +204,10 @@ def test_a_journal_from_before_start_times_is_read_and_continued(tmp_path: Path)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("DROP TABLE call_times")
         connection.execute("DROP TABLE call_seeds")
+        connection.execute("DROP TABLE call_min_p")
         connection.execute("DROP TABLE rollout_notes")
     assert same(tuple(read_groups(path)), (old,))
-    call = make_call(0, [1], [2], started=1.7e9 + 0.25, seeded=True)
+    call = make_call(0, [1], [2], started=1.7e9 + 0.25, seeded=True, sampling=Sampling(min_p=0.25))
     new = make_group([make_rollout([call], group="new", started=1.7e9, traceback="\ud800 of no Unicode")], "new")
     with Journal(path) as journal:
         journal.add(new)
