@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 
 OnTokens = Callable[[Sequence[int]], None]
+ORIGINAL = "original"
+"""The adapter that a request asks for to be answered by the weights before training (`GenerateRequest.adapter`), of an
+engine that keeps them beside the trained ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

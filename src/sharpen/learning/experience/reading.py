@@ -351,7 +351,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, *, lenient: 
     notes = _read_notes(connection, row["key"])
     requests = {note["call"]: note["request"] for note in notes}
     constraints = _read_constraints(connection, row["key"])
-    names = _read_names(connection, row["key"])
+    names = read_call_names(connection, row["key"])
     routes = _route_rows(connection, row["key"])
     times, seeded = (_of_calls(connection, *of, row["key"]) for of in (("call_times", "started"), ("call_seeds", "1")))
     rollout_started, traceback = _read_rollout_note(connection, row["key"])
@@ -445,7 +445,7 @@ def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite
     return connection.execute("SELECT * FROM call_notes WHERE rollout_key = ?", (rollout_key,)).fetchall()
 
 
-def _read_names(connection: sqlite3.Connection, rollout_key: int) -> dict[int, tuple[str, str]]:
+def read_call_names(connection: sqlite3.Connection, rollout_key: int) -> dict[int, tuple[str, str]]:
     """Return the names of agent and model of a rollout's calls by index; none in a journal without this table."""
     if not has(connection, "call_names"):
         return {}
