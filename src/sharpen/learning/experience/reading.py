@@ -346,6 +346,10 @@ def _read_beside(connection: sqlite3.Connection, key: int) -> str | None:
     return None if row is None else str(row["beside"])
 
 
+_OF_CALLS = (("call_times", "started"), ("call_seeds", "1"), ("call_min_p", "min_p"), ("call_taught", "logprobs"))
+"""Tables that say one thing of each call, with its column: when it began, that it had a seed of its own, and so on."""
+
+
 def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, *, lenient: bool = False) -> Rollout:
     calls: list[Call] = []
     notes = _read_notes(connection, row["key"])
@@ -353,13 +357,10 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, *, lenient: 
     constraints = _read_constraints(connection, row["key"])
     names = read_call_names(connection, row["key"])
     routes = _route_rows(connection, row["key"])
-    times, seeded = (_of_calls(connection, *of, row["key"]) for of in (("call_times", "started"), ("call_seeds", "1")))
+    times, seeded, min_p, taught = (_of_calls(connection, *of, row["key"]) for of in _OF_CALLS)
     rollout_started, traceback = _read_rollout_note(connection, row["key"])
     spans, supports = _read_traces(connection, row["key"]), _read_supports(connection, row["key"])
     shown = _picture_rows(connection, row["key"])
-    min_p, taught = (
-        _of_calls(connection, *of, row["key"]) for of in (("call_min_p", "min_p"), ("call_taught", "logprobs"))
-    )
     files = _pictures_in(connection) if shown else None
     for call_row in connection.execute(
         "SELECT calls.*, texts.json AS tools_json FROM calls JOIN texts ON texts.id = calls.tools"

@@ -437,6 +437,11 @@ def insert_call(
         _insert_routes(connection, rollout_key, call, None if base is None else earlier[base].routes_NLK)
     if call.pictures:
         _insert_pictures(connection, rollout_key, call, () if base is None else earlier[base].pictures)
+    _insert_further(connection, rollout_key, call)
+
+
+def _insert_further(connection: sqlite3.Connection, rollout_key: int, call: Call) -> None:
+    """Write what only some calls have, each in a table of its own."""
     if call.agent or call.model:
         names = {"agent": call.agent, "model": call.model}
         _insert(connection, "call_names", rollout_key=rollout_key, call=call.index, **names)

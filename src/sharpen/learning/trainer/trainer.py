@@ -101,9 +101,8 @@ class Trainer:
             tables=policy.tables(),
         )
         self._optimizers = (self._optimizer, *([] if critic is None else [critic.optimizer]))
-        num_updates = config.updates
         averages = {} if teachers is None else teachers.averages
-        self._start = StepStart(self._optimizers, averages, num_updates=num_updates, num_ranks=self._team.size)
+        self._start = StepStart(self._optimizers, averages, num_updates=config.updates, num_ranks=self._team.size)
 
     @classmethod
     def load(
