@@ -9,7 +9,7 @@ gradients of its micro-batches simply add up.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,8 @@ class Trainer:
         `masks` are those of the policy, for tokens that were sampled under a constraint."""
         self.version = 0
         self.policy = policy
+        self.beside: Callable[[], Mapping[str, Mapping[str, torch.Tensor]]] = dict
+        """Returns what a checkpoint holds of weights that are served beside the trained ones, by file name."""
         self.rounding = rounding
         self._critic = critic
         self._epochs = config.epochs
@@ -207,7 +209,7 @@ class Trainer:
             policy=self.policy,
             optimizer_tensors=self._optimizer.state_tensors(),
             state={"version": self.version, "position": dict(position), **self._loss.state()},
-            further=self._loss.state_tensors(),
+            further={**self._loss.state_tensors(), **self.beside()},
             team=self._team,
         )
 
