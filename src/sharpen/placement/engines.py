@@ -169,7 +169,11 @@ def make_gateway(
         model_name=model.model_path,
         loop=loop,
         sampling=Sampling(
-            temperature=model.temperature, top_p=model.top_p, top_k=model.top_k, max_tokens=model.max_tokens
+            temperature=model.temperature,
+            top_p=model.top_p,
+            top_k=model.top_k,
+            min_p=model.min_p,
+            max_tokens=model.max_tokens,
         ),
         enable_thinking=model.enable_thinking,
         tool_call_parser=model.tool_call_parser,

@@ -299,7 +299,7 @@ def _by_version(
                 steps.add(step)
     if truncated:
         missing.append(
-            f"the logprobs of {truncated} tokens sampled with top_p or top_k: from which tokens is not recorded"
+            f"the logprobs of {truncated} tokens sampled with top_p, top_k or min_p: from which tokens is not recorded"
         )
     if uncompared:
         missing.append(
