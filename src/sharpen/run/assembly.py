@@ -396,7 +396,7 @@ def _restore(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: E
 
 def _connect_weights(site: Site, serving: Serving | None, trainer: AnyTrainer, step: int) -> None:
     """Choose how the trainer's weights reach the engine, and serve the weights of a continued run."""
-    from sharpen.placement.policies import keep_snapshots
+    from sharpen.placement.snapshots import keep_snapshots
     from sharpen.placement.trainers import publish_unmerged_adapters, share_weights
 
     recipe = site.job.recipe
