@@ -46,7 +46,9 @@ def run(folder: Path, model: Path, dataset: Path, workflow: Any = more_vowels_th
         train_dataset=DatasetConfig(path=str(dataset), split="train", total_steps=settings.pop("steps", 6)),
         eval_dataset=DatasetConfig(path=str(dataset), split="test"),
         model=TunerModelConfig(model_path=str(model), max_model_len=128, max_tokens=8),
-        algorithm=AlgorithmConfig(algorithm_type="grpo", group_size=8, batch_size=4, learning_rate=5e-3),
+        algorithm=AlgorithmConfig(
+            algorithm_type=settings.pop("algorithm", "grpo"), group_size=8, batch_size=4, learning_rate=5e-3
+        ),
         settings={
             "checkpoint_root_dir": str(folder),
             "project": "p",
@@ -174,7 +176,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"policies.rival.follow": "trained"}, "follow: trained needs every"),
     ({**SNAPSHOT, "trainer.epochs": 2}, "follow: trained, but trainer.epochs and .* make several versions"),
     ({**SNAPSHOT, "sync.offset": 1}, "follow: trained, but sync lets rollouts run ahead"),
-    ({**SNAPSHOT, "algorithm.algorithm_type": "remax"}, "remax compares with a greedy rollout"),
+    ({**SNAPSHOT, "algorithm": "remax"}, "remax compares with greedy rollouts"),
     ({"trainer.lora": None}, "policies has rival, .* trainer.lora is not set"),
     ({"trainer.lora.base": "shared"}, "trainer.lora.base is 'shared', which leaves no original"),
     ({"trainer.num_processes": 2}, "must be in one process"),

@@ -344,9 +344,7 @@ def _check_snapshots(config: RunConfig, recipe: RolloutRecipe) -> None:
     elif config.trainer.updates > 1:
         wrong = "trainer.epochs and trainer.num_minibatches make several versions of each step"
     elif recipe.algorithm.needs_baseline:
-        wrong = (
-            f"{config.algorithm.algorithm_type} compares with a greedy rollout, which is played against the original"
-        )
+        wrong = f"{config.algorithm.algorithm_type} compares with greedy rollouts, which are against the original"
     if wrong:
         raise ConfigError(f"policies has follow: trained, but {wrong}: leave that out, or follow: original")
 
