@@ -136,8 +136,7 @@ class EmbeddedEngine:
             pictures=self._pictures,
         )
         self._driver: asyncio.Task[None] | None = None
-        self._num_requests, self._trained = 0, BASE
-        self._snapshots: dict[str, int] = {}
+        self._num_requests, self._trained, self._snapshots = 0, BASE, dict[str, int]()
         self._closed = False
 
     @classmethod

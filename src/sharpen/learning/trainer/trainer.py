@@ -43,6 +43,9 @@ from sharpen.types import Experience
 class Trainer:
     """Trains a policy on rollouts or on rows. `version` is the number of updates made to the policy."""
 
+    beside: Callable[[], Mapping[str, Mapping[str, torch.Tensor]]] = dict
+    """Returns what a checkpoint holds of weights that are served beside the trained ones, by file name."""
+
     def __init__(
         self,
         policy: TrainedModel,
@@ -64,8 +67,6 @@ class Trainer:
         `masks` are those of the policy, for tokens that were sampled under a constraint."""
         self.version = 0
         self.policy = policy
-        self.beside: Callable[[], Mapping[str, Mapping[str, torch.Tensor]]] = dict
-        """Returns what a checkpoint holds of weights that are served beside the trained ones, by file name."""
         self.rounding = rounding
         self._critic = critic
         self._epochs = config.epochs
