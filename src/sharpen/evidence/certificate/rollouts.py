@@ -30,6 +30,7 @@ from sharpen.evidence.certificate.expectation import (
     is_eligible,
 )
 from sharpen.evidence.certificate.lineage import Lineage, in_words
+from sharpen.evidence.certificate.role_baselines import NO_BASELINE, RoleBaselines
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.learning.experience.entropies import read_entropy_sums
 from sharpen.learning.experience.evidence import read_delivery, read_step_groups
@@ -58,7 +59,7 @@ def recompute_steps(
     trained, noted, placed = _trained(journal), read_checks(journal), read_step_groups(journal)
     unstored: list[int] = []
     trimmed: Counter[int] = Counter()
-    memory, images, draws = Memory(), ImageFiles(run_dir), Draws()
+    memory, images, draws, roles = Memory(), ImageFiles(run_dir), Draws(), RoleBaselines()
     for record in lineage.steps:
         step, rules = record.step, rules_of(record.step)
         fresh = read_groups_at(journal, lineage.groups[step])
@@ -77,7 +78,12 @@ def recompute_steps(
         if delivered is not None:
             statuses = {place.group_id: place.left_out or TRAINED for place in delivered.places}
         result.problems += images.problems(step, (*fresh, *replayed))
-        expected = expect(fresh, replayed, rules, statuses)
+        baselines = roles.before(step, fresh, rules)
+        roles.learn(step, fresh, delivered, rules)
+        if rules.formula.by_role and (lost := roles.missing(step)):
+            result.problems.append(f"step {step} cannot be checked: {NO_BASELINE} {in_words(lost)} are not in run.db")
+            continue
+        expected = expect(fresh, replayed, rules, statuses, baselines)
         if delivered is None:
             unstored.append(step)
             delivered = expected_delivery(expected, fresh, replayed, statuses)
@@ -89,6 +95,7 @@ def recompute_steps(
             max_staleness=int(record.metrics.get("sync/staleness_allowed", 0)),
             replayed=replayed,
             replay_staleness=replay_staleness(step),
+            baselines=baselines,
         )
         used = [group.id for group in replayed]
         drawn = memory.draw(step, version, rules, replay_staleness(step))
