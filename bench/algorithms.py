@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "algorithms",
         header=("run", "greedy before", "after", "sampled before", "after", "largest gap", "seconds"),
         rows=rows,
-        ratios={},
+        ratios={f"{name}: sampled, after": statistics.fmean(one.sampled[1] for one in found[name]) for name in names},
         extra={
             "runs": {name: [vars(one) for one in outcomes] for name, outcomes in found.items()},
             "differences": apart,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sharpen.engine.supports import joined, kept_bits, masks_of, packed
 from sharpen.errors import SamplingError
+from sharpen.evidence.certificate.constraints import support_mask
 
 
 def supports_of(kept, vocab_size):
@@ -46,6 +47,9 @@ def test_supports_are_read_as_they_were_and_take_no_more_than_a_bit_an_id(vocab_
     )
     found = supports_of(kept, vocab_size)
     assert ids_of(masks_of(found, np.array([min(row) for row in kept]))) == [sorted(row) for row in kept]
+    assert [np.flatnonzero(row).tolist() for row in support_mask(found)] == [
+        sorted(row) for row in kept
+    ]  # certificate's
     assert found.sizes_S.max() <= -(-vocab_size // 8)
 
 

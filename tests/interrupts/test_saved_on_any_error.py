@@ -16,8 +16,11 @@ from sharpen.evidence.diagnose.diagnosis import diagnose, read_run
 from sharpen.evidence.ended import read_ended
 from sharpen.learning.trainer.checkpoint import load, pointed
 
+PLAIN = f"{Path(__file__).parents[2] / 'examples' / 'extend' / 'engine.py'}:PlainEngine"
+"""An engine that does not record what `top_p` left."""
 
-def run(folder: Path, model: Path, dataset: Path, workflow: Callable[..., Any]) -> TuneResult:
+
+def run(folder: Path, model: Path, dataset: Path, workflow: Callable[..., Any], engine: str = "embedded") -> TuneResult:
     """Five steps of 8 rollouts; none is saved before the last."""
     return tune(
         workflow_func=workflow,
@@ -28,6 +31,7 @@ def run(folder: Path, model: Path, dataset: Path, workflow: Callable[..., Any]) 
         experiment_name="fixed",
         settings={
             "checkpoint_root_dir": str(folder),
+            "engine.type": engine,
             "check.enabled": False,
             "evaluation": {"before_and_after": False, "hold_out": False},
         },
@@ -48,7 +52,7 @@ def test_a_sampling_that_cannot_be_trained_in_step_3_saves_step_2(tmp_path, toy_
         return await letters(task, model)
 
     with pytest.raises(SharpenError, match="top_p"):
-        run(tmp_path, toy_model_dir, toy_dataset, cuts_the_tail)
+        run(tmp_path, toy_model_dir, toy_dataset, cuts_the_tail, PLAIN)
     latest = pointed(tmp_path / "P" / "fixed", "latest")
     assert load(latest).state["position"]["step"] == 2
     assert "; saving a checkpoint of step 2, the last whole one" in capsys.readouterr().out

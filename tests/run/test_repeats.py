@@ -179,7 +179,7 @@ def test_a_run_that_is_too_short_says_so_and_waits_for_nothing(tmp_path):
     assert run.jobs == []
     assert run.trainer.saved == []
     assert run.journal.reasons == [
-        "the updates of steps 3: that takes about 8 s beside the run, which took only some 0 s more"
+        "the updates of steps 3: that takes about 9 s beside the run, which took only some 0 s more"
     ]
 
 

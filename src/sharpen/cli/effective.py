@@ -87,7 +87,9 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
         ("distill", distill is None, DistillConfig),
     ):
         if missing:
-            yield from ((f"{section}.{name}", (None, f"no part of {algorithm.name}")) for name in settings.model_fields)
+            absent = (None, f"no part of {algorithm.name}")
+            nothing = (name for name, field in settings.model_fields.items() if field.default is None)
+            yield from ((f"{section}.{name}", absent) for name in nothing)
 
 
 def _of_distill(distill: Distill, preset: str) -> Iterator[tuple[str, Effective]]:

@@ -31,8 +31,9 @@ _START_S = 8.0
 """What the process takes until it computes."""
 _FLOPS = 4e10
 """Operations a second of a thread, until the first step was made once more and its time is known."""
-_PER_TOKEN = 18.0
-"""Operations for each token and weight: forward and backward are 6, and those in the higher precision count twice."""
+_PER_TOKEN = 30.0
+"""Operations for each token and weight: forward and backward are 6, made in the run's precision `likeness.TWINS` times
+and once in a higher one, which counts twice."""
 
 
 class Saves(Protocol):

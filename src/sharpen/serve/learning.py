@@ -47,7 +47,9 @@ from sharpen.types import Experience, Group, IntArray, Task, id_of_group
 LOOK_S = 0.2
 """How often the server looks for new weights, for sessions to save, and for a batch."""
 _TASK = Task(id="probe", index=0, row={"text": "What is the capital of France, and how many people live there?"})
-_TEACHES_NOTHING = "no answer that may train (none was received, or all were sampled greedily or with top_p or top_k)"
+_TEACHES_NOTHING = (
+    "no answer that may train (none was received, or all were sampled greedily, or by vLLM with top_p or top_k)"
+)
 
 _TASKS_ONLY = (
     *("workflow", "judge", "task_args", "workflow_args", "eval_dataset", "evaluation.", "rollout.", "check."),
@@ -324,8 +326,8 @@ def too_old(visit: Visit, note: TrainerNote | None, max_staleness: float) -> str
 
 
 def teaches(visit: Visit, *, needs_ratio: bool) -> bool:
-    """Whether a session has an answer that may train: none was received, or all were sampled greedily or with top_p or
-    top_k, if not."""
+    """Whether a session has an answer that may train: none was received, or all were sampled greedily, or with top_p or
+    top_k and no record of what these left, if not."""
     return any(call.trainable for call in visit.rollout("", "", 0, needs_ratio=needs_ratio).calls)
 
 

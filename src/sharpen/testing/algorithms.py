@@ -40,8 +40,9 @@ CLOSE = 1e-9
 def check_advantage(part: str | Advantage | AdvantageFunction, /, **parameters: Any) -> None:
     """Raise `AssertionError` if an advantage does not keep the contract of `AdvantageFunction`, with these parameters.
 
-    It gets steps of several groups with rewards of many kinds, also all equal, and rollouts of one to three calls. A
-    second formula must give the same numbers, and `centred` must be true.
+    It gets steps of several groups with rewards of many kinds, also all equal, and rollouts of one to three calls. It
+    must give one number for each call, change nothing that it gets, and not depend on the order of rollouts and groups.
+    A second formula must give the same numbers, and `centred` must be true.
     """
     advantage, name = advantage_named(part), _name(part)
     given = parameters if advantage.configured is advantage.function else {}

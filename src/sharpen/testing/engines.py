@@ -34,7 +34,8 @@ def check_engine(
 
     `folder` holds a small model in float32 with its tokenizer; random weights will do. `tolerance`: how far a logprob
     may be from that of a plain forward pass on `device`; `limit_s`: how long a part of the check may take, of which the
-    message then tells. The engine is started twice, one after the other.
+    message then tells. The engine is started twice, one after the other. Tried are its logprobs at every kind of
+    sampling, its noise, loads, cancelled requests, stop strings, limits, and what it must refuse.
     """
     asyncio.run(_check(start, _Plain.of(folder, tolerance, device), folder, device, limit_s))
 

@@ -47,11 +47,16 @@ def test_the_first_program(toy_dataset: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_others_are_python_and_the_tables_are_what_the_code_does() -> None:
     for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         ast.parse(code)
-    fields = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", PAGE, re.MULTILINE)
-    assert {name: ast.literal_eval(default) for name, default in fields if name in PromptTuneConfig.model_fields} == {
-        name: field.default for name, field in PromptTuneConfig.model_fields.items()
-    }
-    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
+    fields = {name: field.default for name, field in PromptTuneConfig.model_fields.items()}
+    assert set(fields) <= set(re.findall(r"`(\w+)`", PAGE))
+    numbers = dict(re.findall(r"`(\w+)` \((\d+) ", PAGE))
+    assert numbers
+    assert {name: int(number) for name, number in numbers.items()} == {name: fields[name] for name in numbers}
+    assert re.findall(r"^\| `(\w+)` \(default\)", PAGE, re.MULTILINE) == [
+        fields["optimization_level"],
+        fields["optimizer"],
+    ]
+    rows = re.findall(r"^\| `(\w+)`(?: \(default\))? \| (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
     assert [(level, int(prompts), int(tasks)) for level, prompts, tasks in rows] == [
         (level, size.num_candidates, size.num_validation) for level, size in SIZES.items()
     ]

@@ -55,6 +55,7 @@ def test_the_plain_loop_imports_nothing_of_the_trainer() -> None:
                 "sharpen.learning.trainer",
                 "sharpen.learning.algorithm",
                 "sharpen.models",
+                "sharpen.engine.supports",
                 "sharpen.learning.experience.draw",
             )
             found = [name for name in imported(path) if name.startswith(parts)]

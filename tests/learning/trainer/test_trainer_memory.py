@@ -8,7 +8,7 @@ from trainer_toys import make_experiences, make_model
 
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import pack
-from sharpen.learning.trainer.teacher import Teacher
+from sharpen.learning.trainer.teacher import Teacher, Teachers
 
 
 def gradients(policy: TrainedModel) -> dict[str, torch.Tensor]:
@@ -51,4 +51,4 @@ def test_a_teachers_fingerprint_is_that_of_its_weights_as_they_came():
     rounded = Teacher(TrainedModel(make_model("llama", torch.float32), compute_dtype=torch.bfloat16))
     whole = Teacher(TrainedModel(model, compute_dtype=torch.float32))
     assert rounded.fingerprint() == whole.fingerprint()
-    whole.check_same(rounded.fingerprint(), Path("checkpoint"))
+    Teachers({"": whole}).check_same(rounded.fingerprint(), Path("checkpoint"))

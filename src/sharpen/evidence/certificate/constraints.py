@@ -2,7 +2,7 @@
 
 In: the recorded calls and the model's folder. Out: a sentence for each call with a token that its constraint does not
 allow, or that is not in its support. Each call is followed by a matcher of its own, token by token, and supports are
-read a byte at a time; masks, which engine and trainer use, play no part.
+read by code of its own, as the repeated updates read them; masks, which engine and trainer use, play no part.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from sharpen.types import Call, Experience, Rollout, Supports
 
@@ -82,6 +84,20 @@ def _wrong_support(call: Call, supports: Supports, num_ids: int) -> str | None:
         if 0 < call.sampling.top_k < count:
             return f"the support of sampled token {place} has {count} ids, but top_k is {call.sampling.top_k}"
     return None
+
+
+def support_mask(supports: Supports) -> np.ndarray:
+    """Return which ids each token was drawn from, bool of the shape (tokens, ids of the model). What is wrong with
+    recorded supports is found by `constraint_check`."""
+    num_ids, at = supports.vocab_size, 0
+    mask_SV = np.zeros((len(supports.sizes_S), num_ids), dtype=np.bool_)
+    for place, size in enumerate(supports.sizes_S.tolist()):
+        own, at = supports.packed[at : at + size], at + size
+        if size == -(-num_ids // 8):
+            mask_SV[place] = np.unpackbits(np.frombuffer(own, np.uint8), count=num_ids, bitorder="little")
+        else:
+            mask_SV[place, [one for one in _ids(own) if one < num_ids]] = True
+    return mask_SV
 
 
 def _ids(own: bytes) -> list[int]:

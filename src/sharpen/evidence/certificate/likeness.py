@@ -22,16 +22,16 @@ FACTOR = 8.0
 """How many times further than the two precisions are apart from each other the trainer's result may be from the higher
 one. After one update honest moments were seen at up to 2."""
 
+TWINS = 3
+"""How often rounding is measured, each time at weights that are a rounding away; the largest counts. A single
+measurement may come out small by chance: an honest step once had second moments 8.3 times as far away as it said."""
+
 SEVERAL = 4.0
-"""Factor on this after several updates: the later ones carry the rounding of the first ones on, all in one direction,
-so that one measurement of it may come out small by chance. It is then measured `TWINS` times; the largest counts."""
+"""Factor on `FACTOR` after several updates: the later ones carry the rounding of the first on, in one direction."""
 
 TURNED = 4.0
 """The factor for matrices that Muon moves, after one update and after several: their rounding, to bfloat16, is measured
 larger than it is (`plain.optimizers`)."""
-
-TWINS = 3
-"""How often rounding is measured after several updates."""
 
 _USUAL = 0.75
 """The share of tensors of a kind whose rounding, relative to their length, is at most the usual one, which every tensor

@@ -45,35 +45,31 @@ class ConstrainedCall:
 class ConstrainedEntries:
     """The constrained entries of one pack."""
 
-    def __init__(self, calls: Sequence[ConstrainedCall], num_entries: int, masks: TokenMasks | None) -> None:
+    def __init__(self, calls: Sequence[ConstrainedCall], masks: TokenMasks | None) -> None:
         """`masks` are those of the policy's model. Raises `CallError` for a constraint without them: the call cannot be
         scored."""
         for call in calls:
             if call.constraint is not None and masks is None:
                 raise CallError(f"{call.where} was sampled under a constraint, which cannot be scored here")
         self._calls = tuple(calls)
-        self._num_entries = num_entries
         self._masks = masks
-
-    def followed_by(self, num_entries: int) -> ConstrainedEntries:
-        """Return the same with so many unconstrained entries after them."""
-        return ConstrainedEntries(self._calls, self._num_entries + num_entries, self._masks)
 
     @functools.cached_property
     def masks_MW(self) -> MaskArray:
         """The distinct masks."""
         return self._numbered[0]
 
-    @functools.cached_property
-    def mask_E(self) -> npt.NDArray[np.int64]:
-        """The number of each entry's mask, or `UNCONSTRAINED`."""
-        return self._numbered[1]
+    def mask_E(self, num_entries: int) -> npt.NDArray[np.int64]:
+        """Return the number of each entry's mask, or `UNCONSTRAINED`: also for entries after those of the pack's calls,
+        which no engine sampled."""
+        known_E = self._numbered[1]
+        return np.pad(known_E, (0, num_entries - len(known_E)), constant_values=UNCONSTRAINED)
 
     @functools.cached_property
     def _numbered(self) -> tuple[MaskArray, npt.NDArray[np.int64]]:
         """Raises `CallError` for a token that its call's constraint does not allow, or that is not in its support."""
         numbers: dict[bytes, int] = {}
-        mask_E = np.full(self._num_entries, UNCONSTRAINED, np.int64)
+        mask_E = np.full(1 + max(int(call.entries_S.max(initial=-1)) for call in self._calls), UNCONSTRAINED, np.int64)
         for call in self._calls:
             try:
                 masks_SW = self._of_call(call)

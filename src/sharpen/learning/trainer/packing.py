@@ -124,7 +124,6 @@ class Pack:
             self,
             predict_E=np.concatenate([self.predict_E, self.echo_predict_F]),
             targets_E=np.concatenate([self.targets_E, self.echo_targets_F]),
-            constrained=None if self.constrained is None else self.constrained.followed_by(count),
             **further,
         )
 
@@ -457,4 +456,4 @@ def _constrained(experiences: Sequence[Experience], masks: TokenMasks | None) ->
                 )
             )
         start += len(targets)
-    return ConstrainedEntries(calls, start, masks) if calls else None
+    return ConstrainedEntries(calls, masks) if calls else None

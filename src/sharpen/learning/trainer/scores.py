@@ -458,7 +458,7 @@ def rows_of(pack: Pack) -> Rows:
     """Return the rows of a pack. Those of a pack with another one for its teacher are its entries: what is one row here
     may be several there."""
     if pack.told is not None:
-        masks = None if pack.constrained is None else pack.constrained.mask_E
+        masks = None if pack.constrained is None else pack.constrained.mask_E(len(pack.predict_E))
         return Rows(
             predict_R=pack.predict_E,
             temperatures_R=pack.temperatures_E,
@@ -469,7 +469,7 @@ def rows_of(pack: Pack) -> Rows:
     key_E, num_masks = pack.predict_E * len(temperatures) + temperature_E, 0
     if pack.constrained is not None:
         num_masks = len(pack.constrained.masks_MW)
-        key_E = key_E * (num_masks + 1) + pack.constrained.mask_E - UNCONSTRAINED
+        key_E = key_E * (num_masks + 1) + pack.constrained.mask_E(len(pack.predict_E)) - UNCONSTRAINED
     key_R, row_E = np.unique(key_E, return_inverse=True)
     key_R, mask_R = np.divmod(key_R, num_masks + 1)
     return Rows(

@@ -224,10 +224,7 @@ class _Records:
             raise CheckpointError(f"{end.name} is damaged: it has no {min(lost)}")
         exact = make_steps(high, before, steps, _to(start.weights, high.dtype), teachers[0])
         several = sum(step.epochs * len(step.updates) for step in steps) > 1
-        rounded = [
-            make_steps(low, _nudged(before, twin), steps, start.weights, teachers[1])
-            for twin in range(TWINS if several else 1)
-        ]
+        rounded = [make_steps(low, _nudged(before, twin), steps, start.weights, teachers[1]) for twin in range(TWINS)]
         found = [_compared(before, after.state, exact, rounded, None if several else steps[0].rates, low)]
         if before.critic is not None and after.state.critic is not None and exact.critic is not None:
             critics = [one.critic for one in rounded if one.critic is not None]

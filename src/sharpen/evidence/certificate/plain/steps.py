@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from sharpen.config.run import RunConfig
-from sharpen.engine.supports import masks_of
 from sharpen.engine.token_masks import TokenMasks, allowed
 from sharpen.evidence.certificate.certify import Settings
+from sharpen.evidence.certificate.constraints import support_mask
 from sharpen.evidence.certificate.expectation import TRAINED, ExpectedCall, expect
 from sharpen.evidence.certificate.lineage import Lineage, in_words
 from sharpen.evidence.certificate.plain.begin import PairLoss, PlainStep
@@ -144,12 +144,12 @@ class RolloutSteps:
 
     def _allowed(self, call: Call) -> torch.Tensor | None:
         """Return the tokens among which each of a call's was sampled (S, V); None if among all."""
-        masks = [] if call.constraint is None else [self._masks.of_response(call.constraint, call.sampled_ids_S)]
-        masks += [] if call.supports is None else [masks_of(call.supports, call.sampled_ids_S)]
-        if not masks:
-            return None
-        num_ids = 32 * max(masks_SW.shape[1] for masks_SW in masks)
-        return torch.stack([allowed(torch.from_numpy(masks_SW), num_ids) for masks_SW in masks]).all(dim=0)
+        if call.constraint is None:
+            return None if call.supports is None else torch.from_numpy(support_mask(call.supports))
+        masks_SW = torch.from_numpy(self._masks.of_response(call.constraint, call.sampled_ids_S))
+        num_ids = 32 * masks_SW.shape[1] if call.supports is None else call.supports.vocab_size
+        allowed_SV = allowed(masks_SW, num_ids)
+        return allowed_SV if call.supports is None else allowed_SV & torch.from_numpy(support_mask(call.supports))
 
 
 def row_loss(config: RunConfig) -> tuple[LossRules, PairLoss | None]:
