@@ -252,6 +252,9 @@ def _open_supply(
     """Return the order of the training set, or the inbox of a trainer whose explorer has that order; and the steps of
     the run. Raises `DatasetError` for a task without what the settings ask it for."""
     config = recipe.config
+    if isinstance(recipe, RolloutRecipe) and recipe.algorithm.by_role:
+        for task in data.training:
+            recipe.algorithm.role_of(task)
     if isinstance(recipe, RolloutRecipe) and recipe.algorithm.distill is not None:
         _check_tasks(data.training, recipe.algorithm.distill, config.distill.context)
     if config.mode == "train":
@@ -417,11 +420,13 @@ def _restore(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: E
 
 def _connect_weights(site: Site, serving: Serving | None, trainer: AnyTrainer, step: int) -> None:
     """Choose how the trainer's weights reach the engine, and serve the weights of a continued run."""
+    from sharpen.placement.snapshots import keep_snapshots
     from sharpen.placement.trainers import publish_unmerged_adapters, share_weights
 
     recipe = site.job.recipe
     if serving is not None:
         publish_unmerged_adapters(serving.engine, trainer)
+        keep_snapshots(serving, trainer, recipe.config.policies, site.directory.checkpoint)
         if isinstance(recipe, RolloutRecipe) and not recipe.overlaps:
             share_weights(serving.engine, trainer)
     if site.directory.checkpoint is not None:
@@ -444,6 +449,7 @@ def _rollouts(
     progress: Progress,
     expert: ExpertRows | None,
 ) -> RolloutSource:
+    from sharpen.evidence.certificate.role_baselines import RoleBaselines
     from sharpen.evidence.diagnose.diagnosis import Watch
     from sharpen.learning.experience.replay import Replay
     from sharpen.learning.experience.told import Told
@@ -466,6 +472,7 @@ def _rollouts(
         replay=replay,
         teacher=site.teacher,
         told=Told.of(recipe.config.distill.context, site.job.folder, [*site.job.teachers.values()]),
+        baselines=RoleBaselines(progress.roles),
     )
 
 

@@ -45,6 +45,7 @@ PRESETS: Mapping[str, Preset] = {
     "icepop": Preset(aggregation=_SEQUENCES),
     "reinforce": Preset(advantage="reinforce", aggregation="rollout-mean"),
     "remax": Preset(advantage="remax"),
+    "rae": Preset(advantage="rae", aggregation="constant-length"),
     "reinforceplusplus": Preset(advantage="reinforceplusplus"),
     "reinforceplusplus_baseline": Preset(advantage="grpo_batch_std"),
     "gspo": Preset(aggregation=_SEQUENCES),
@@ -98,7 +99,9 @@ class Rules:
     kl_in_reward: bool = False
     teacher: bool = False
     expert: bool = False
-    frozen: frozenset[str] = frozenset()
+    frozen: Mapping[str, int | None] = field(default_factory=dict)
+    """The agents whose policies do not train; of one that follows the trained policy, the versions after which it is
+    renewed."""
 
     @classmethod
     def of(cls, config: RunConfig) -> Rules:
@@ -134,7 +137,7 @@ class Rules:
             kl_in_reward=(loss.kl_in or preset.kl_in) == "reward",
             teacher=preset.teacher,
             expert=preset.expert,
-            frozen=frozenset(config.policies),
+            frozen={name: policy.every for name, policy in config.policies.items()},
         )
 
     @property
