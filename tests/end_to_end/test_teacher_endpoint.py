@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sqlite3
 import threading
@@ -165,13 +166,14 @@ def test_a_rollout_without_a_score_does_not_train(tmp_path, toy_model_dir, toy_d
     Break: take 0 for what is missing, in `_of_vllm`; shift it by one; give `teach` the answers as they come; leave
     `taught_S` out of `recorded_digest` and `records_digest`.
     """
-    tokenizer, asked = load_tokenizer(toy_model_dir), []
+    tokenizer, asked, numbers = load_tokenizer(toy_model_dir), [], itertools.count(1)
 
     def answer(body: dict[str, Any]) -> dict[str, Any]:
+        number = next(numbers)
         asked.append(body)
-        time.sleep(0.05 * (-len(asked) % 4))  # the first of four is answered last
+        time.sleep(0.05 * (-number % 4))  # the first of four is answered last
         found = as_vllm(tokenizer, body)
-        if len(asked) % 4 == 2:
+        if number % 4 == 2:
             found["choices"][0]["prompt_logprobs"][-1] = None
         return found
 
