@@ -28,6 +28,7 @@ def test_progress_is_what_it_was():
         num_evaluated=2,
         order={"position": 1},
         drawn=[[1, 2]],
+        roles={"poker/0": 0.1 + 0.2},
         auxiliary_tokens={"judge": 7},
     )
     assert there_and_back(whole) == whole

@@ -236,6 +236,9 @@ def _open_supply(
     """Return the order of the training set, or the inbox of a trainer whose explorer has that order; and the steps of
     the run. Raises `DatasetError` for a task without what the settings ask it for."""
     config = recipe.config
+    if isinstance(recipe, RolloutRecipe) and recipe.algorithm.by_role:
+        for task in data.training:
+            recipe.algorithm.role_of(task)
     if isinstance(recipe, RolloutRecipe) and recipe.algorithm.distill is not None:
         _check_tasks(data.training, recipe.algorithm.distill, config.distill.context)
     if config.mode == "train":
@@ -428,6 +431,7 @@ def _rollouts(
     progress: Progress,
     expert: ExpertRows | None,
 ) -> RolloutSource:
+    from sharpen.evidence.certificate.role_baselines import RoleBaselines
     from sharpen.evidence.diagnose.diagnosis import Watch
     from sharpen.learning.experience.replay import Replay
     from sharpen.learning.experience.told import Told
@@ -449,6 +453,7 @@ def _rollouts(
         expert=expert,
         replay=replay,
         told=Told.of(recipe.config.distill.context, site.job.folder, [*site.job.teachers.values()]),
+        baselines=RoleBaselines(progress.roles),
     )
 
 

@@ -56,7 +56,7 @@ class Progress:
     """How far a run is. Saved in every checkpoint; counts are over all its sessions. `version` is the policy version
     after `step`. `best` holds the results of the checkpoint of `best_step` (None if none was better than the original
     model), and `num_evaluated` counts the evaluations of checkpoints. `drawn` has the tasks of each batch that was
-    started but not trained."""
+    started but not trained, `roles` the baselines of roles after `step`."""
 
     step: int = 0
     version: int = 0
@@ -75,6 +75,7 @@ class Progress:
     order: Mapping[str, Any] = field(default_factory=dict)
     drawn: Sequence[Sequence[int]] = ()
     expert: Mapping[str, Any] = field(default_factory=dict)
+    roles: Mapping[str, float] = field(default_factory=dict)
     auxiliary_tokens: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

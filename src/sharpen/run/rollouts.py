@@ -22,9 +22,10 @@ from sharpen.config.run import RunConfig
 from sharpen.evidence.certificate.audit import audit
 from sharpen.evidence.certificate.delivery import delivery
 from sharpen.evidence.certificate.draws import Draws, sums_of
+from sharpen.evidence.certificate.role_baselines import RoleBaselines
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.evidence.diagnose.diagnosis import Watch
-from sharpen.learning.experience.draw import Batch, draw_batches
+from sharpen.learning.experience.draw import Batch, draw_batches, roles_after
 from sharpen.learning.experience.entropies import entropy_sums
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.records import Delivery, TaughtRow
@@ -45,8 +46,8 @@ from sharpen.types import CallStatus, Check, Experience, Group
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
     """A step that is about to train, at policy `version`: its own rollouts, the replayed groups, both together as
-    `groups` and as `batches`, the record of what the trainer receives, and the checks and records of the expert
-    rows."""
+    `groups` and as `batches`, the record of what the trainer receives, the checks and records of the expert rows, and
+    the baselines of roles after it."""
 
     number: int
     version: int
@@ -57,6 +58,7 @@ class _Step:
     delivered: Delivery
     expert_checks: tuple[Check, ...]
     taught: tuple[TaughtRow, ...]
+    roles: Mapping[str, float]
 
     @property
     def fresh(self) -> tuple[Group, ...]:
@@ -111,6 +113,7 @@ class RolloutSource:
     replay: Replay | None = None
     told: Told | None = None
     draws: Draws = field(default_factory=Draws)
+    baselines: RoleBaselines = field(default_factory=RoleBaselines)
 
     def gather(self, progress: Progress) -> StepRollouts:
         """Return the groups of the next batch, whose rollouts may have been started ahead. If not, what an evaluation
@@ -124,7 +127,7 @@ class RolloutSource:
         `CertificateError`."""
         began = time.perf_counter()
         self.display.doing("training")
-        step = self._draw(gathered, progress.step + 1)
+        step = self._draw(gathered, progress)
         checks = self._certify(step)
         if self.serving is not None and not self.recipe.overlaps:
             self.serving.rest()
@@ -154,16 +157,17 @@ class RolloutSource:
         """Cancel the rollouts in flight."""
         self.supply.close()
 
-    def _draw(self, rolled_out: StepRollouts, number: int) -> _Step:
+    def _draw(self, rolled_out: StepRollouts, progress: Progress) -> _Step:
         """Write the groups to disk, add replayed groups and expert rows, and make the batches of the step."""
         config, algorithm, version = self.recipe.config, self.recipe.algorithm, self.trainer.version
+        number = progress.step + 1
         for group in rolled_out.groups:
             self.journal.add(group)
         self.journal.flush()
         check_excluded(rolled_out.groups, config.rollout.max_excluded_share)
         replayed = self.replay.draw(number, version) if self.replay is not None else ()
         groups = mixed(rolled_out.groups, [one.group for one in replayed], algorithm)
-        batches = draw_batches(groups, algorithm, config.trainer.num_minibatches)
+        batches = draw_batches(groups, algorithm, config.trainer.num_minibatches, progress.roles)
         if self.told is not None:
             batches = self.told.join(batches, groups)
         expert_checks: tuple[Check, ...] = ()
@@ -180,20 +184,23 @@ class RolloutSource:
             delivered=delivery(batches, {one.group.id for one in replayed}),
             expert_checks=expert_checks,
             taught=taught,
+            roles=roles_after(groups, algorithm, progress.roles),
         )
 
     def _certify(self, step: _Step) -> tuple[Check, ...]:
         """Run and record the certificate's checks that need no forward pass. Those of expert rows come last."""
-        config = self.recipe.config
+        config, rules = self.recipe.config, Rules.of(self.recipe.config)
         found = audit(
             step.fresh,
             step.delivered,
-            Rules.of(config),
+            rules,
             version=step.version,
             max_staleness=self.recipe.schedule.max_staleness,
             replayed=[one.group for one in step.replayed],
             replay_staleness=self.replay.max_staleness if self.replay is not None else 0,
+            baselines=self.baselines.before(step.number, step.fresh, rules),
         )
+        self.baselines.learn(step.number, step.fresh, step.delivered, rules)
         checks = (*found, *step.expert_checks)
         record_checks(checks, step.number, self.journal, self.display, stop=config.certificate.on_violation == "stop")
         return checks
@@ -223,6 +230,7 @@ class RolloutSource:
             **{f"time/{name}_s": times[name] for name in ("rollout", "generate", "idle", "train", "sync")},
             **(self._async_metrics(step, times) if self.recipe.overlaps else {}),
             "tokens/sampled": float(sampled),
+            **{f"baseline/{role or 'all'}": number for role, number in step.roles.items()},
             **self._auxiliary(),
         }
         ages = staleness_settings(self.recipe.config, self.recipe.schedule)
@@ -244,7 +252,12 @@ class RolloutSource:
                 "trained_tokens": 0 if trained is None else trained.trained_tokens,
                 "computed_tokens": 0 if trained is None else trained.computed_tokens,
             },
-            position={"order": order, "drawn": begun, "expert": {} if self.expert is None else self.expert.state()},
+            position={
+                "order": order,
+                "drawn": begun,
+                "expert": {} if self.expert is None else self.expert.state(),
+                "roles": step.roles,
+            },
             checks=checks,
             trained=[one for batch in step.batches for one in (*batch.experiences, *batch.experts)],
             delivered=step.delivered,

@@ -39,6 +39,7 @@ OF_A_GROUP = [
     "step_wise_grpo",
     "rloo",
     "remax",
+    "rae",
     "opmd",
     "asymre",
     "rec",
@@ -50,7 +51,7 @@ OF_A_GROUP = [
 ]
 OF_THE_STEP = ["grpo_batch_std", "gdpo", "reinforceplusplus", "reinforceplusplus_tokens"]
 SCALES = {
-    **dict.fromkeys(["reinforce", "remax", "rloo", "opmd", "rec", "gigpo", "step_rewards"], 1),
+    **dict.fromkeys(["reinforce", "remax", "rae", "rloo", "opmd", "rec", "gigpo", "step_rewards"], 1),
     **dict.fromkeys(["grpo", "step_wise_grpo", "best_of_group", "pass_at_k", "maxrl", *OF_THE_STEP], 0),
 }
 
@@ -85,7 +86,9 @@ def test_a_scale_of_all_rewards_scales_or_is_not_seen(name: str, groups: list[li
     np.testing.assert_allclose(scaled, found(name, groups) * scale ** SCALES[name], atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["reinforce", "remax", "opmd", "asymre", "rec", "best_of_group", "gigpo", "maxrl"])
+@pytest.mark.parametrize(
+    "name", ["reinforce", "remax", "rae", "opmd", "asymre", "rec", "best_of_group", "gigpo", "maxrl"]
+)
 @given(GROUPS)
 def test_each_rollout_twice_changes_no_advantage(name: str, groups: list[list[float]]) -> None:
     """Means of a group do not change (deviations with n - 1 do)."""

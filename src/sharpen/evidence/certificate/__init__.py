@@ -8,6 +8,7 @@
 - `rules`: what the settings require of a step
 - `expectation`: what a step must train, by these rules
 - `formulas`: the advantages, a second time
+- `role_baselines`: the moving baselines of `rae`, from the rewards of all steps before
 - `brought`: formulas of an algorithm that is not ours
 - `sources`: the files of such an algorithm, and what is not recomputed of it
 - `draws`: whether sampled tokens come from the recorded distributions

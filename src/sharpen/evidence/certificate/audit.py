@@ -62,16 +62,19 @@ def audit(
     max_staleness: int = 0,
     replayed: Sequence[Group] = (),
     replay_staleness: int = 0,
+    baselines: Mapping[str, float] | None = None,
 ) -> tuple[Check, ...]:
     """Run all checks of one step. `version` is the policy version before the step's first update. `replayed` are groups
     of earlier steps that train again: they are not among the requested `groups`, and their tokens may be up to
-    `replay_staleness` versions behind instead of `max_staleness`."""
+    `replay_staleness` versions behind instead of `max_staleness`. `baselines` are those of the groups' roles, by group
+    id."""
     tally = CheckTally()
     by_id = {rollout.id: rollout for group in (*groups, *replayed) for rollout in group.rollouts}
     oldest = {group.id: version - max_staleness for group in groups}
     oldest |= {group.id: version - replay_staleness for group in replayed}
     statuses = _statuses(delivered)
-    expected = expect(groups, replayed, rules, {id_: of_group[0] for id_, of_group in statuses.items()})
+    recorded = {id_: of_group[0] for id_, of_group in statuses.items()}
+    expected = expect(groups, replayed, rules, recorded, baselines)
     _check_refill(tally, groups, delivered, rules)
     asked = {group.id for group in groups if group.beside is None}
     for group in groups:

@@ -48,17 +48,24 @@ class ExpectedCall:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
     """What a step must be. `allowed_statuses` holds, by group id, the statuses that a group's rewards allow (one, or
-    two within rounding of a bound), `participants` the rollouts that count in its statistics."""
+    two within rounding of a bound), `participants` the rollouts that count in its statistics, `rewards` those of each
+    group that trains, after all punishments."""
 
     allowed_statuses: Mapping[str, tuple[str, ...]]
     participants: Mapping[str, tuple[Rollout, ...]]
     calls: Mapping[tuple[str, int], ExpectedCall]
+    rewards: Mapping[str, Sequence[float]]
 
 
 def expect(
-    groups: Sequence[Group], replayed: Sequence[Group], rules: Rules, statuses: Mapping[str, str]
+    groups: Sequence[Group],
+    replayed: Sequence[Group],
+    rules: Rules,
+    statuses: Mapping[str, str],
+    baselines: Mapping[str, float] | None = None,
 ) -> Expectation:
-    """Compute the step. `statuses` are the recorded ones, used only for groups whose rewards allow two."""
+    """Compute the step. `statuses` are the recorded ones, used only for groups whose rewards allow two. `baselines` are
+    those of the groups' roles, by group id; 0 if not given."""
     both = (*groups, *replayed)
     rollouts = {group.id: participants(group, rules) for group in both}
     members = {
@@ -80,6 +87,12 @@ def expect(
     }
     updates = _updates([group.id for group in groups if trains[group.id]], [group.id for group in replayed], rules)
     trained = {id_: members[id_] for id_ in updates}
+    if rules.formula.by_role:
+        known = baselines or {}
+        trained = {
+            id_: tuple(replace(member, baseline=known.get(id_, 0.0)) for member in of_group)
+            for id_, of_group in trained.items()
+        }
     numbers = rules.formula.numbers(tuple(trained.values()), **rules.formula_arguments)
     largest = max((abs(member.reward) for of_group in trained.values() for member in of_group), default=0.0)
     slack = ROUNDING * max(1.0, largest if math.isfinite(largest) else 1.0)
@@ -87,6 +100,7 @@ def expect(
         allowed_statuses=allowed,
         participants=rollouts,
         calls=_calls(rollouts, updates, trained, numbers, rules, slack),
+        rewards={id_: [member.reward for member in of_group] for id_, of_group in trained.items()},
     )
 
 

@@ -41,7 +41,8 @@ class CallTerms:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A rollout that takes part: its reward after over-long punishment, the sum of its step rewards (its reward if it
-    has none), the reward of its group's greedy rollout, what was measured of it, and its trained calls in order."""
+    has none), the reward of its group's greedy rollout (or the baseline of its role), what was measured of it, and its
+    trained calls in order."""
 
     rollout_id: str
     group_id: str
@@ -166,6 +167,11 @@ def _nothing(groups: Groups) -> PerCall:
 
 
 def _remax(groups: Groups) -> PerCall:
+    return _of_rollouts(groups, lambda members: [member.reward - member.baseline for member in members])
+
+
+def _rae(groups: Groups, *, roles: Sequence[str] = (), decay: float = 0.95) -> PerCall:
+    """What is left of a reward without the baseline of its role, which `role_baselines` makes from both arguments."""
     return _of_rollouts(groups, lambda members: [member.reward - member.baseline for member in members])
 
 
@@ -321,6 +327,7 @@ class Formula:
     group_relative: bool = True
     centred: bool = False
     baseline: bool = False
+    by_role: bool = False
     needs_reward: bool = True
     critic: bool = False
     entropy_clip: bool = False
@@ -341,6 +348,7 @@ FORMULAS: Mapping[str, Formula] = {
     "reinforce": Formula(numbers=_reinforce, group_relative=False),
     "none": Formula(numbers=_nothing, group_relative=False, needs_reward=False),
     "remax": Formula(numbers=_remax, group_relative=False, baseline=True),
+    "rae": Formula(numbers=_rae, group_relative=False, by_role=True),
     "reinforceplusplus": Formula(numbers=_reinforceplusplus, group_relative=False),
     "reinforceplusplus_tokens": Formula(numbers=_reinforceplusplus_tokens, group_relative=False, compares="calls"),
     "opmd": Formula(numbers=_opmd),

@@ -30,6 +30,7 @@ from sharpen.evidence.certificate.expectation import (
     is_eligible,
 )
 from sharpen.evidence.certificate.lineage import Lineage, in_words
+from sharpen.evidence.certificate.role_baselines import NO_BASELINE, RoleBaselines
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.learning.experience.entropies import read_entropy_sums
 from sharpen.learning.experience.evidence import read_delivery, read_step_groups
@@ -58,7 +59,7 @@ def recompute_steps(
     trained, noted, placed = _trained(journal), read_checks(journal), read_step_groups(journal)
     unstored: list[int] = []
     trimmed: Counter[int] = Counter()
-    memory, images, draws = Memory(), ImageFiles(run_dir), Draws()
+    memory, images, draws, roles = Memory(), ImageFiles(run_dir), Draws(), RoleBaselines()
     for record in lineage.steps:
         step, rules = record.step, rules_of(record.step)
         fresh = read_groups_at(journal, lineage.groups[step])
@@ -68,16 +69,17 @@ def recompute_steps(
         version = lineage.version_before(step)
         replayed = read_groups_at(journal, _replayed(journal, placed.get(step), fresh, trained.get(step, {})))
         trimmed[step] += sum(rollout.trimmed for group in fresh for rollout in group.with_baseline)
-        if rules.formula.compares == "states" and _without_states((*fresh, *replayed)):
-            compared = "its advantages compare the states that messages show, and the text of its rollouts was dropped"
-            result.problems.append(f"step {step} cannot be checked: {compared}")
-            continue
         statuses = {call.group_id: TRAINED for call in trained.get(step, {}).values()}
         delivered = read_delivery(journal, step)
         if delivered is not None:
             statuses = {place.group_id: place.left_out or TRAINED for place in delivered.places}
+        baselines = roles.before(step, fresh, rules)
+        roles.learn(step, fresh, delivered, rules)
+        if lost := _lost(step, (*fresh, *replayed), roles, rules):
+            result.problems.append(f"step {step} cannot be checked: {lost}")
+            continue
         result.problems += images.problems(step, (*fresh, *replayed))
-        expected = expect(fresh, replayed, rules, statuses)
+        expected = expect(fresh, replayed, rules, statuses, baselines)
         if delivered is None:
             unstored.append(step)
             delivered = expected_delivery(expected, fresh, replayed, statuses)
@@ -89,13 +91,13 @@ def recompute_steps(
             max_staleness=int(record.metrics.get("sync/staleness_allowed", 0)),
             replayed=replayed,
             replay_staleness=replay_staleness(step),
+            baselines=baselines,
         )
         used = [group.id for group in replayed]
         drawn = memory.draw(step, version, rules, replay_staleness(step))
         if sorted(drawn) != sorted(used):
-            result.problems.append(
-                f"step {step}: replayed {_group_names(used)}, but the seed draws {_group_names(drawn)}"
-            )
+            wrong = f"replayed {_group_names(used)}, but the seed draws {_group_names(drawn)}"
+            result.problems.append(f"step {step}: {wrong}")
         memory.keep((*fresh, *replayed), expected.calls.values(), rules)
         result.problems += differences(step, expected, trained.get(step, {}))
         if step not in unstored:
@@ -108,6 +110,15 @@ def recompute_steps(
     result.draws = draws.tests()
     result.not_compared += _not_compared(+trimmed, unstored)
     return result
+
+
+def _lost(step: int, groups: Sequence[Group], roles: RoleBaselines, rules: Rules) -> str | None:
+    """Return what the advantages of a step compare with and the records have no more; None if they have it."""
+    if rules.formula.compares == "states" and _without_states(groups):
+        return "its advantages compare the states that messages show, and the text of its rollouts was dropped"
+    if rules.formula.by_role and (lost := roles.missing(step)):
+        return f"{NO_BASELINE} {in_words(lost)} are not in run.db"
+    return None
 
 
 def _not_compared(trimmed: Counter[int], unstored: Sequence[int]) -> Iterator[str]:

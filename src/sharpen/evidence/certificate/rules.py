@@ -45,6 +45,7 @@ PRESETS: Mapping[str, Preset] = {
     "icepop": Preset(aggregation=_SEQUENCES),
     "reinforce": Preset(advantage="reinforce", aggregation="rollout-mean"),
     "remax": Preset(advantage="remax"),
+    "rae": Preset(advantage="rae", aggregation="constant-length"),
     "reinforceplusplus": Preset(advantage="reinforceplusplus"),
     "reinforceplusplus_baseline": Preset(advantage="grpo_batch_std"),
     "gspo": Preset(aggregation=_SEQUENCES),

@@ -9,6 +9,7 @@ knowledge of models, agents or records.
 - `returns`: the rewards of a step, as all advantages are computed from
 - `shaping`: rewards of over-long answers, and which rollouts take part
 - `advantages`: an advantage for each call, from rewards
+- `role_baseline`: baselines of roles, which move from step to step
 - `gae`: an advantage for each token, from a critic's values
 - `losses`: the loss of each token
 - `second_moment`: which tokens M2PO trains

@@ -39,6 +39,8 @@ EPSILON = 1e-6
 """Added to a standard deviation before dividing, as in the spec's engine."""
 SMALLEST_MEAN = 1e-6
 """A group whose mean reward is at most this has nothing that `maxrl` could make likelier."""
+DECAY = 0.95
+"""Of a role's baseline, for each reward: `role_baseline_ema_gamma` of SPIRAL's authors."""
 VARIANCE_FLOOR = 1e-8
 """Added to a variance over tokens before its root, as in the spec's engine."""
 
@@ -139,6 +141,20 @@ def remax(scores: Scores) -> FloatArray:
     """Return `r - reward of the greedy rollout of the same task`. Source: ReMax, arXiv 2310.10505, algorithm 1."""
     if scores.baselines_R is None:
         raise ValueError("remax needs the reward of a greedy rollout of each task, and there is none")
+    return scores.per_call(finite(scores.rewards_R) - finite(scores.baselines_R))
+
+
+def rae(scores: Scores, *, roles: Sequence[str] = (), decay: float = DECAY) -> FloatArray:
+    """Return `r - b`, with the baseline b of the rollout's role as it was before the step (`baselines_R`).
+
+    `roles` are the fields of a task's row that make its role, `decay` is that of the moving average: see
+    `role_baseline`. In the authors' code each game moves b before the next one; here all rollouts of a step have the
+    same b, so that their order does not matter.
+
+    Source: SPIRAL, arXiv 2506.24119, section 3.3; `decay` and the first baseline 0 of its authors' code.
+    """
+    if scores.baselines_R is None:
+        raise ValueError("rae needs the baseline of each rollout's role, and there is none")
     return scores.per_call(finite(scores.rewards_R) - finite(scores.baselines_R))
 
 
@@ -355,9 +371,9 @@ class Advantage:
     `group_relative`: it compares the rollouts of a group, so each group needs two of them. `centred`: its advantages
     sum to 0 over every group, which each step asserts. `per_step`: it uses step rewards. `per_call`: it treats each
     call separately, and uses the rewards that a workflow sets on calls. `baseline`: it compares with a greedy rollout
-    of each task. `needs_reward`: it depends on rewards. `by_states`: it compares calls made in the same state, which
-    their messages show if the workflow does not name it. `by_name`: it compares the metrics that its argument `weights`
-    names.
+    of each task. `by_role`: it compares with a baseline that moves from step to step, of each role. `needs_reward`: it
+    depends on rewards. `by_states`: it compares calls made in the same state, which their messages show if the workflow
+    does not name it. `by_name`: it compares the metrics that its argument `weights` names.
 
     `spread` returns the largest standard deviation of the values compared within one group; 0 means that the group
     teaches nothing. With `of_tokens`, `function` returns rewards of calls, and `of_tokens` computes from them and the
@@ -383,6 +399,7 @@ class Advantage:
     needs_reward: bool = True
     by_states: bool = False
     by_name: bool = False
+    by_role: bool = False
     clip: Callable[..., BoolArray] | None = None
     second: Callable[..., Sequence[Sequence[float | Sequence[float]]]] | None = None
 
@@ -429,6 +446,12 @@ ADVANTAGES: dict[str, Advantage] = {
         function=no_advantage, formula="0, whatever the reward", group_relative=False, needs_reward=False
     ),
     "remax": Advantage(function=remax, formula="r - r of the greedy rollout", group_relative=False, baseline=True),
+    "rae": Advantage(
+        function=rae,
+        formula="r - b of its role, a moving average of the rewards of all steps before",
+        group_relative=False,
+        by_role=True,
+    ),
     "reinforceplusplus": Advantage(
         function=reinforce_plus_plus, formula="(r - mean_batch) / (std_batch + 1e-6)", group_relative=False
     ),
@@ -482,8 +505,10 @@ def advantage_named(name: str | Advantage | AdvantageFunction) -> Advantage:
     has a part that the certificate could not compute again."""
     advantage = named("advantages", name, ADVANTAGES, Advantage)
     if not (isinstance(name, str) and name in ADVANTAGES):
-        if advantage.of_tokens is not None or advantage.clip is not None:
-            raise ConfigError(f"{name} has of_tokens or clip, which only our own advantages have: leave them out")
+        if advantage.of_tokens is not None or advantage.clip is not None or advantage.by_role:
+            raise ConfigError(
+                f"{name} has of_tokens, clip or by_role, which only our own advantages have: leave them out"
+            )
         if advantage.spread not in SPREADS:
             known = ", ".join(sorted(spread.__name__ for spread in SPREADS))
             raise ConfigError(f"{name} has a spread of its own: the certificate computes only {known}")

@@ -15,7 +15,7 @@ import numpy as np
 from sharpen.config.doors import find_part
 from sharpen.config.run import Aggregation, Behaviour, KLEstimator, KLPlace
 from sharpen.errors import ConfigError
-from sharpen.learning.algorithm.advantages import Advantage, advantage_named
+from sharpen.learning.algorithm.advantages import DECAY, Advantage, advantage_named
 from sharpen.learning.algorithm.aggregation import TokenWeights
 from sharpen.learning.algorithm.clip_entropy import BoolArray
 from sharpen.learning.algorithm.distill import Distill
@@ -30,8 +30,10 @@ from sharpen.learning.algorithm.parts import (
     place_of_field,
 )
 from sharpen.learning.algorithm.returns import FloatArray, IndexArray, Scores
+from sharpen.learning.algorithm.role_baseline import role_of
 from sharpen.learning.algorithm.second_moment import Kept
 from sharpen.learning.algorithm.shaping import Shaping
+from sharpen.types import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,20 @@ class Algorithm:
     def needs_baseline(self) -> bool:
         """Whether each group needs an additional greedy rollout."""
         return self.of_advantage.baseline
+
+    @property
+    def by_role(self) -> bool:
+        """Whether advantages compare with a baseline of each role, which moves from step to step."""
+        return self.of_advantage.by_role
+
+    @property
+    def decay(self) -> float:
+        """The decay of these baselines; only if `by_role`."""
+        return float(self.advantage_args.get("decay", DECAY))
+
+    def role_of(self, task: Task) -> str:
+        """Return the role of a task; only if `by_role`. Raises `DatasetError` for a task that has none."""
+        return role_of(task, self.advantage_args.get("roles", ()))
 
     @property
     def needs_critic(self) -> bool:
@@ -312,6 +328,14 @@ _ALGORITHMS = (
         policy_loss="reinforce",
         source="ReMax, arXiv 2310.10505, algorithm 1: one greedy rollout more for each task and step; token-mean as in "
         "its authors' code; without its KL penalty (loss.kl k1 with loss.kl_in reward adds it).",
+    ),
+    Algorithm(
+        name="rae",
+        advantage="rae",
+        policy_loss_args={"clip_low": 0.2, "clip_high": 0.2},
+        aggregation="constant-length",
+        source="RAE: SPIRAL, arXiv 2506.24119, section 3.3; decay 0.95, clip 0.2 and sums over a constant length as in "
+        "its authors' code; no KL.",
     ),
     _like_grpo(
         "reinforceplusplus",

@@ -61,6 +61,7 @@ def resolve(
         **_resolve_part(preset, given, "policy_loss", _POLICY_LOSS_SHORTHANDS, policy_loss_named),
     )
     _check_weights(algorithm)
+    _check_roles(algorithm)
     if algorithm.group_relative and group_size < 2:
         raise ConfigError(
             f"group_size is {group_size}, but {algorithm_type!r} compares the rollouts of a task with each other: "
@@ -108,6 +109,19 @@ def _check_weights(algorithm: Algorithm) -> None:
             f"loss.advantage_args.weights is {weights!r}: give each reward's name a number that is not 0, such as "
             "{correct: 1.0, format: 0.5}"
         )
+
+
+def _check_roles(algorithm: Algorithm) -> None:
+    """Raise `ConfigError` unless the roles of moving baselines are names of fields, and their decay is below 1."""
+    if not algorithm.by_role:
+        return
+    roles, decay = algorithm.advantage_args.get("roles", ()), algorithm.advantage_args.get("decay", 0.0)
+    if not isinstance(roles, list | tuple) or not all(isinstance(name, str) and name for name in roles):
+        raise ConfigError(
+            f"loss.advantage_args.roles is {roles!r}: give a list of fields of a task's row, such as [game, role]"
+        )
+    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0.0 <= decay < 1.0:
+        raise ConfigError(f"loss.advantage_args.decay is {decay!r}: give a number from 0 to below 1, such as 0.95")
 
 
 def default_behaviour(algorithm: Algorithm) -> Behaviour:

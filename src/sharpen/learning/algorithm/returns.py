@@ -34,7 +34,8 @@ class Scores:
     `returns_R` are the episodes' returns: the sum of step rewards, or else the reward. `call_rewards_C` is the reward
     that the workflow set on a call, NaN if none. Calls of a group with equal `states_C` were made in the same state of
     the environment. `num_tokens_C` counts trained tokens. `baselines_R` is the reward of the greedy rollout of each
-    rollout's task, None if there are no greedy rollouts. `metrics_R` are what was measured of each rollout, by name.
+    rollout's task, or the baseline of its role; None without either. `metrics_R` are what was measured of each rollout,
+    by name.
     """
 
     rewards_R: FloatArray

@@ -23,6 +23,7 @@ from sharpen.errors import CallError
 from sharpen.learning.algorithm.aggregation import token_weights
 from sharpen.learning.algorithm.presets import Algorithm
 from sharpen.learning.algorithm.returns import Scores
+from sharpen.learning.algorithm.role_baseline import Roles, moved
 from sharpen.learning.experience.merge import merge, num_trainable_calls
 from sharpen.types import Call, Experience, Group, Rollout
 
@@ -36,7 +37,7 @@ from sharpen.types import Call, Experience, Group, Rollout
 
 
 def scores_of(rollouts: Sequence[Rollout], baselines: Mapping[str, float | None]) -> Scores:
-    """Return the scores of rollouts; `baselines` are the greedy rollouts' rewards by group id."""
+    """Return the scores of rollouts; `baselines` are, by group id, the greedy rollouts' rewards, or those of roles."""
     trained = [[call for call in rollout.calls if call.trainable] for rollout in rollouts]
     calls = [(rollout, call) for rollout, own in zip(rollouts, trained, strict=True) for call in own]
     groups = {id_: number for number, id_ in enumerate(dict.fromkeys(rollout.group_id for rollout in rollouts))}
@@ -199,18 +200,16 @@ class Batch:
         }
 
 
-def score(groups: Sequence[Group], algorithm: Algorithm) -> dict[str, Advantages]:
+def score(groups: Sequence[Group], algorithm: Algorithm, roles: Roles | None = None) -> dict[str, Advantages]:
     """Compute advantages over the groups of a step. Return those of each rollout that takes part, by its id, with one
-    for each of its calls. Groups that are left out (`left_out`) take no part."""
-    rollouts = [
-        rollout
-        for group in groups
-        if left_out(group, algorithm) is None
-        for rollout in algorithm.shaping.shaped_group(algorithm.shaping.taking_part(group.scored))
-    ]
+    for each of its calls. Groups that are left out (`left_out`) take no part. `roles` are the baselines of roles before
+    the step."""
+    rollouts = [rollout for members in _trained(groups, algorithm).values() for rollout in members]
     if not rollouts:
         return {}
     baselines = {group.id: group.baseline.reward for group in groups if group.baseline is not None}
+    if algorithm.by_role:
+        baselines = {group.id: (roles or {}).get(algorithm.role_of(group.task), 0.0) for group in groups}
     advantages = iter(algorithm.advantages(scores_of(rollouts, baselines)).tolist())
     result = {rollout.id: np.zeros(len(rollout.calls)) for rollout in rollouts}
     for rollout in rollouts:
@@ -218,6 +217,26 @@ def score(groups: Sequence[Group], algorithm: Algorithm) -> dict[str, Advantages
             if call.trainable:
                 result[rollout.id][call.index] = next(advantages)
     return result
+
+
+def roles_after(groups: Sequence[Group], algorithm: Algorithm, roles: Roles) -> Roles:
+    """Return the baselines of roles after a step: moved by the rewards, as shaped, of all rollouts that take part."""
+    if not algorithm.by_role:
+        return roles
+    rewards: dict[str, list[float]] = {}
+    trained = _trained(groups, algorithm)
+    for group in groups:
+        rewards.setdefault(algorithm.role_of(group.task), []).extend(_rewards(trained.get(group.id, ())))
+    return moved(roles, rewards, decay=algorithm.decay)
+
+
+def _trained(groups: Sequence[Group], algorithm: Algorithm) -> dict[str, list[Rollout]]:
+    """Return the rollouts that take part, with shaped rewards, by group id."""
+    return {
+        group.id: algorithm.shaping.shaped_group(algorithm.shaping.taking_part(group.scored))
+        for group in groups
+        if left_out(group, algorithm) is None
+    }
 
 
 def make_batch(
@@ -272,9 +291,12 @@ def make_batch(
     )
 
 
-def draw_batches(groups: Sequence[Group], algorithm: Algorithm, num_minibatches: int) -> tuple[Batch, ...]:
-    """Return the batches of a step, one per minibatch; `groups` are those of the whole step."""
-    advantages = score(groups, algorithm)
+def draw_batches(
+    groups: Sequence[Group], algorithm: Algorithm, num_minibatches: int, roles: Roles | None = None
+) -> tuple[Batch, ...]:
+    """Return the batches of a step, one per minibatch; `groups` are those of the whole step, `roles` the baselines of
+    roles before it."""
+    advantages = score(groups, algorithm, roles)
     parts = split_minibatches(groups, num_minibatches, algorithm)
     return tuple(make_batch(part, algorithm, advantages) for part in parts)
 

@@ -247,6 +247,12 @@ def _refuse_on_policy(name: str, algorithm: Algorithm) -> None:
             f"sampling.replay_share cannot be used with {name!r}, where a teacher scores what the current policy "
             "says: set it to 0"
         )
+    if algorithm.by_role:
+        raise ConfigError(
+            f"sampling.replay_share cannot be used with {algorithm.advantage!r}: the rewards of replayed rollouts have "
+            "moved the baselines that they would be compared with; set it to 0, or loss.advantage to one of a group "
+            "(grpo, rloo)"
+        )
     if algorithm.of_advantage.second is None and algorithm.advantage not in ADVANTAGES:
         raise ConfigError(
             f"sampling.replay_share draws groups by their advantages, and {algorithm.advantage!r} brings no second "

@@ -119,6 +119,7 @@ PRESETS: Mapping[str, LossRules] = {
     "icepop": LossRules(behaviour="masked", behaviour_low=0.5, behaviour_high=5.0),
     "reinforce": LossRules(policy_loss="reinforce"),
     "remax": LossRules(policy_loss="reinforce"),
+    "rae": LossRules(arguments={"clip_low": 0.2, "clip_high": 0.2}),
     "reinforceplusplus": _GRPO,
     "reinforceplusplus_baseline": _GRPO,
     "gspo": _with_kl("gspo"),

@@ -18,7 +18,7 @@ from sharpen.engine.token_masks import TokenMasks, allowed
 from sharpen.evidence.certificate.certify import Settings
 from sharpen.evidence.certificate.constraints import support_mask
 from sharpen.evidence.certificate.expectation import TRAINED, ExpectedCall, expect
-from sharpen.evidence.certificate.lineage import Lineage
+from sharpen.evidence.certificate.lineage import Lineage, in_words
 from sharpen.evidence.certificate.plain.begin import PairLoss, PlainStep
 from sharpen.evidence.certificate.plain.credit import EntropyClip, Episodes
 from sharpen.evidence.certificate.plain.loss_rules import LossRules
@@ -26,6 +26,7 @@ from sharpen.evidence.certificate.plain.losses import ExpertLoss
 from sharpen.evidence.certificate.plain.model import PlainSequence
 from sharpen.evidence.certificate.plain.optimizers import Rates
 from sharpen.evidence.certificate.plain.teacher import Teaching, teacher_of_row
+from sharpen.evidence.certificate.role_baselines import NO_BASELINE, RoleBaselines
 from sharpen.evidence.certificate.rules import Rules
 from sharpen.evidence.certificate.sources import without_second
 from sharpen.learning.experience.evidence import read_delivery, read_step_groups
@@ -47,12 +48,15 @@ class RolloutSteps:
         self._journal, self._lineage, self._settings, self._base = run_dir / "run.db", lineage, settings, base
         self._placed = read_step_groups(self._journal)
         self._masks = TokenMasks.of_folder(base)
+        self._roles = RoleBaselines()
 
     def step(self, step: int) -> PlainStep | str:
         """Return a step, or say why it cannot be repeated."""
         config, rules = self._settings.config(step), self._settings.rules(step)
         for reason in (*unrepeatable(config), *without_formula(config), *without_second(config).values()):
             return reason
+        if rules.formula.by_role and (lost := self._learn_until(step)):
+            return f"{NO_BASELINE} {in_words(lost)} are not in run.db"
         expected, teachers = self._expected(step, config)
         updates: list[list[PlainSequence]] = [
             [] for _ in range(1 + max((one.update for one, _ in expected), default=-1))
@@ -76,6 +80,14 @@ class RolloutSteps:
             balance=config.trainer.balance_coef,
         )
 
+    def _learn_until(self, step: int) -> list[int]:
+        """Read the rewards of the steps before this one, once each. Return the steps that are not there."""
+        for earlier in self._roles.missing(step):
+            if fresh := read_groups_at(self._journal, self._lineage.groups.get(earlier, ())):
+                delivered = read_delivery(self._journal, earlier)
+                self._roles.learn(earlier, fresh, delivered, self._settings.rules(earlier))
+        return self._roles.missing(step)
+
     def _lessons(self, step: int, config: RunConfig) -> list[list[PlainSequence]] | str:
         """The rows of an expert in each update: as many updates as there are groups to train, up to those asked for,
         and at least one."""
@@ -95,7 +107,8 @@ class RolloutSteps:
         replayed = read_groups_at(self._journal, [key for key, again in self._placed.get(step, ()) if again])
         delivered = read_delivery(self._journal, step)
         statuses = {} if delivered is None else {one.group_id: one.left_out or TRAINED for one in delivered.places}
-        found = expect(fresh, replayed, self._settings.rules(step), statuses)
+        rules = self._settings.rules(step)
+        found = expect(fresh, replayed, rules, statuses, self._roles.before(step, fresh, rules))
         rollouts = {rollout.id: rollout for of_group in found.participants.values() for rollout in of_group}
         expected = [
             (one, None if one.call.parent is None else rollouts[one.rollout_id].calls[one.call.parent])
