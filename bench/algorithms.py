@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--held-out", type=int, default=512, help="tasks that a model is measured on (default: 512)")
     parser.add_argument("--runs", default=";".join(RUNS), help="names, between semicolons (default: all)")
     arguments = parser.parse_args(argv)
     seeds, names = [int(seed) for seed in arguments.seeds.split(",")], arguments.runs.split(";")
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with TemporaryDirectory() as folder:
         for seed in seeds:  # side by side, so that what the machine does beside them falls on all
             for name in names:
-                found[name].append(train(name, seed, arguments.steps, Path(folder)))
+                found[name].append(train(name, seed, arguments, Path(folder)))
     rows = [row(name, outcomes) for name, outcomes in found.items()]
     apart = [
         [f"{one} − {other}", *between(found[one], found[other])]
@@ -89,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
 
-def train(name: str, seed: int, steps: int, folder: Path) -> Outcome:
+def train(name: str, seed: int, arguments: argparse.Namespace, folder: Path) -> Outcome:
     """Train the quickstart's model once."""
     from agent import judge, run_agent
 
@@ -97,7 +98,7 @@ def train(name: str, seed: int, steps: int, folder: Path) -> Outcome:
     result = tune(
         workflow_func=run_agent,
         judge_func=judge,
-        train_dataset=DatasetConfig(path=str(QUICKSTART / "data"), split="train", total_steps=steps),
+        train_dataset=DatasetConfig(path=str(QUICKSTART / "data"), split="train", total_steps=arguments.steps),
         eval_dataset=DatasetConfig(path=str(QUICKSTART / "data"), split="test"),
         model=TunerModelConfig(model_path=str(QUICKSTART / "model"), max_model_len=512),
         algorithm=AlgorithmConfig(algorithm_type=algorithm, group_size=8, batch_size=16, learning_rate=3e-4),
@@ -106,6 +107,7 @@ def train(name: str, seed: int, steps: int, folder: Path) -> Outcome:
         settings={
             "checkpoint_root_dir": str(folder),
             "seed": seed,
+            "evaluation.max_tasks": arguments.held_out,
             "loss.kl": "none",
             "trainer.beta2": 0.95,
             "trainer.weight_decay": 0.0,

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 
 OnTokens = Callable[[Sequence[int]], None]
+ORIGINAL = "original"
+"""The adapter that a request asks for to be answered by the weights before training (`GenerateRequest.adapter`), of an
+engine that keeps them beside the trained ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +77,8 @@ class Generation:
     requested (id, logprob) pairs of each position. `routes_NLK` are the experts of every token of prompt and
     continuation but the last (N) in each layer of a mixture of experts (L); None for a dense model. `prompt_logprobs`
     are there if the request asks for them; None from an engine that has none, which is then refused by the gateway.
-    `supports` are the ids that tokens sampled with `top_p` or `top_k` were drawn from; without them, only algorithms
-    that need no probability ratio train such tokens.
+    `supports` are the ids that tokens sampled with `top_p`, `top_k` or `min_p` were drawn from; without them, only
+    algorithms that need no probability ratio train such tokens.
     """
 
     ids: IntArray

@@ -58,18 +58,30 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """The sampling parameters of a call. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 do not truncate."""
+    """The sampling parameters of a call. `temperature` 0 is greedy; `top_p` 1, `top_k` 0 and `min_p` 0 do not
+    truncate."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     max_tokens: int = 1024
     stop: tuple[str, ...] = ()
 
     @property
     def full_support(self) -> bool:
         """Whether tokens are sampled from the whole distribution."""
-        return self.top_p >= 1.0 and self.top_k == 0
+        return not self.cuts
+
+    @property
+    def cuts(self) -> Mapping[str, float]:
+        """What truncates the distribution, by name."""
+        given: Mapping[str, tuple[float, float]] = {
+            "top_p": (self.top_p, 1.0),
+            "top_k": (self.top_k, 0),
+            "min_p": (self.min_p, 0.0),
+        }
+        return {name: value for name, (value, whole) in given.items() if value != whole}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +99,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Supports:
-    """The ids that each token of a response was drawn from, where `top_p` or `top_k` cut its distribution.
+    """The ids that each token of a response was drawn from, where `top_p`, `top_k` or `min_p` cut its distribution.
 
     `packed` has them one behind the other, `sizes_S` bytes each, as `engine.supports` packs and reads them.
     `vocab_size` is the number of the logits that they were cut from.
@@ -433,7 +445,7 @@ class Experience:
         loss_mask_T  0           0    0    0  1          1   1            1          0  0              0 0  1 1
         calls_T     -1          -1   -1   -1  0          0   0            0         -1 -1             -1 -1 1 1
 
-    `supports` are those of each call sampled with `top_p` or `top_k`, by index: its tokens are scored among the ids
+    `supports` are those of each call whose distribution was cut, by index: its tokens are scored among the ids
     that they were drawn from. `truncated_calls` are such calls without: nothing may be compared with their logprobs.
     `constraints` has the constraint of each call that was sampled with one, by index: its tokens are scored among the
     allowed ones. `routes_NLK` are the experts that the engine chose for all tokens but the last (N = T - 1), as

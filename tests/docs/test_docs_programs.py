@@ -58,6 +58,7 @@ HERE = {
     "docs/use/judges.md": 2,
     "docs/use/lora.md": 2,
     "docs/use/operators.md": 1,
+    "docs/use/policies.md": 1,
     "docs/use/prompts.md": 1,
     "docs/use/teams.md": 1,
 }
@@ -321,3 +322,17 @@ def test_teams(serve: ServeModel) -> None:
     output = asyncio.run(names["workflow"]({"question": "how?"}, model))
     assert (output.reward, output.call_rewards) == (1.0, {"planner": 0.5, "coder": 1.0})
     assert [call.agent for call in model.calls()] == ["planner", "coder"]
+
+
+def test_policies(serve: ServeModel) -> None:
+    async def play(task: dict[str, Any], players: list[ChatModel]) -> int:
+        for player in players:
+            messages: Any = [{"role": "user", "content": task["question"]}]
+            await player.client.chat.completions.create(model=player.name, messages=messages)
+        return 1
+
+    (code,) = programs("policies.md")
+    model = serve("mine")
+    names = run_code(code, play=play, WorkflowOutput=WorkflowOutput)
+    assert asyncio.run(names["workflow"]({"question": "your move"}, model)).reward == -1.0
+    assert [call.agent for call in model.calls()] == ["", "rival"]

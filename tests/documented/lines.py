@@ -24,7 +24,7 @@ BENCHES = {
     "bench/gateway_litellm.py": "--calls 8 --repeats 1",
     "bench/gateway_load.py": "--rollouts 4 --moves 1",
     "bench/gpu/run.py": "--smoke --only device,sync",
-    "bench/algorithms.py": "--seeds 0 --steps 1 --runs grpo",
+    "bench/algorithms.py": "--seeds 0 --steps 1 --held-out 16 --runs grpo",
     "bench/growth.py": "--repeats 1 --turns 1 2 --groups 2 --tasks 2 --prompts 100 --in-flight 8",
     "bench/install_size.py": "",
     "bench/long_prompt.py": "--tokens 600",

@@ -55,7 +55,9 @@ def test_tokens_of_a_truncated_distribution_train_and_are_compared(tmp_path, toy
     certificate and its plain loop. Red when supports are lost on the way, when a row gets another's, or when the ratio
     is to the whole distribution."""
     loss = EVERY if algorithm == "raft" else None
-    run_dir = run(tmp_path, toy_model_dir, algorithm, group_size=4, loss=loss, agent_top_p=0.9, top_p=0.8, top_k=9)
+    run_dir = run(
+        tmp_path, toy_model_dir, algorithm, group_size=4, loss=loss, agent_top_p=0.9, top_p=0.8, top_k=9, min_p=0.01
+    )
     trained = [row for row in steps(run_dir) if row.get("batch/loss_tokens")]
     assert len(trained) == 2
     for row in trained:
@@ -94,7 +96,7 @@ def test_a_journal_without_supports_is_read_and_its_tokens_are_not_compared(tmp_
     with closing(sqlite3.connect(run_dir / "run.db")) as connection, connection:
         assert connection.execute("DELETE FROM call_supports").rowcount > 0
     found = certify(run_dir)
-    assert any("tokens sampled with top_p or top_k" in one for one in found.not_recomputed)
+    assert any("tokens sampled with top_p, top_k or min_p" in one for one in found.not_recomputed)
     assert not found.holds, "these are not the records that were trained"
     (group, *_) = read_groups(run_dir / "run.db")
     with pytest.raises(SamplingError, match="did not record which tokens that left"):
@@ -107,6 +109,7 @@ def test_a_journal_without_supports_is_read_and_its_tokens_are_not_compared(tmp_
     [
         ("grpo", {"top_k": 9}, "model.top_k is 9, but 'grpo' needs"),
         ("grpo", {"top_p": 0.9}, "model.top_p is 0.9, but 'grpo' needs"),
+        ("grpo", {"min_p": 0.1}, "model.min_p is 0.1, but 'grpo' needs"),
         ("opmd", {"top_k": 9, "loss": {"kl": "corrected_k3"}}, "model.top_k is 9, but 'opmd' needs"),
         ("opmd", {"top_k": 9, "loss": {"kl_in": "reward"}}, "model.top_k is 9, but 'opmd' needs"),
     ],

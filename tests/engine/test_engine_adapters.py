@@ -20,7 +20,7 @@ from toy_engines import make_engine, make_model, request, run_all, scored
 from trainer_toys import VOCABULARY
 
 from sharpen.config.trainer import LoraConfig
-from sharpen.contracts import GenerateRequest, Generation
+from sharpen.contracts import ORIGINAL, GenerateRequest, Generation
 from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.errors import ModelError, SamplingError
 from sharpen.models.adapter_files import NamedAdapter
@@ -210,6 +210,34 @@ def test_new_weights_of_one_adapter_while_the_others_go_on(family: str) -> None:
     later = requests_of(prompt_of(30, 6), ("one", "two"))
     assert served.worst(later, run_all(served.engine, later)) < 1e-4, "nothing of the old weights is cached"
     assert served.engine.version == 0
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+def test_the_original_stays_beside_the_weights_that_are_trained(family: str) -> None:
+    """Before any update both are the same. Then a call that names no adapter has the new weights and their version, one
+    for the original the old ones and version 0, in one step. Red when `load` changes the model's own weights, and when
+    a call without a name gets these."""
+    make, one = FAMILIES[family], adapter("one", FAMILIES[family](), 9)
+    engine, references = make_engine(make()), {"": merged(make(), one), ORIGINAL: make()}
+    engine.train_beside(LoraConfig(rank=2, alpha=2))
+    assert engine.takes_adapters
+    assert not engine.shares_base
+    requests = requests_of(prompt_of(40, 4), ("", ORIGINAL, "", ORIGINAL), max_tokens=12)
+
+    def worst(generations: Sequence[Generation], models: Mapping[str, Any]) -> float:
+        return max(
+            float(
+                (torch.tensor(got.logprobs) - scored(models[asked.adapter], asked.prompt_ids.tolist(), got)).abs().max()
+            )
+            for asked, got in zip(requests, generations, strict=True)
+        )
+
+    assert worst(run_all(engine, requests), {"": make(), ORIGINAL: make()}) < 1e-4
+    asyncio.run(engine.load(3, tensors_of(one)))
+    generations = run_all(engine, requests)
+    assert worst(generations, references) < 1e-4
+    assert [set(got.versions.tolist()) for got in generations] == [{3}, {0}, {3}, {0}]
+    assert engine.version == 3
 
 
 def test_weights_that_do_not_fit_an_adapter_change_nothing() -> None:

@@ -62,19 +62,20 @@ def test_logprobs_equal_a_full_forward_over_three_calls(family: str) -> None:
     assert engine.stats.reused_tokens > engine.stats.computed_tokens / 2
 
 
-@pytest.mark.parametrize(("top_p", "top_k"), [(0.6, 0), (1.0, 3), (0.8, 5)])
-def test_trap_11_logprob_is_of_the_truncated_distribution(top_p: float, top_k: int) -> None:
+@pytest.mark.parametrize(("top_p", "top_k", "min_p"), [(0.6, 0, 0.0), (1.0, 3, 0.0), (0.8, 5, 0.0), (0.9, 0, 0.2)])
+def test_trap_11_logprob_is_of_the_truncated_distribution(top_p: float, top_k: int, min_p: float) -> None:
     """Red when `sample` gathers from the plain log-softmax instead of the truncated, renormalized one."""
     reference, engine = make_model("qwen3"), make_engine(make_model("qwen3"))
     prompts = RAGGED[:5]
+    cut = {"top_p": top_p, "top_k": top_k, "min_p": min_p}
     generations = run_all(
-        engine,
-        [request(p, temperature=0.9, top_p=top_p, top_k=top_k, noise=i, max_tokens=6) for i, p in enumerate(prompts)],
+        engine, [request(p, temperature=0.9, noise=i, max_tokens=6, **cut) for i, p in enumerate(prompts)]
     )
     for prompt, generation in zip(prompts, generations, strict=True):
         logits = full_logits(reference, [*prompt, *generation.ids.tolist()])[len(prompt) - 1 : -1] / 0.9
         for row, token, logprob in zip(logits, generation.ids, generation.logprobs, strict=True):
             kept = row.sort(descending=True).indices[: top_k or VOCAB]
+            kept = kept[torch.softmax(row, 0)[kept] >= min_p * torch.softmax(row, 0).max()]
             mass = torch.softmax(row[kept], 0)
             kept = kept[mass.cumsum(0) - mass < top_p]
             assert int(token) in kept.tolist()

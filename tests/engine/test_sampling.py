@@ -21,6 +21,7 @@ def rows(uniform: list[float], temperature: float = 1.0, top_p: float = 1.0, top
         temperature_R=torch.full((count,), temperature),
         top_p_R=torch.full((count,), top_p),
         top_k_R=torch.full((count,), top_k),
+        min_p_R=torch.zeros(count),
     )
 
 
@@ -84,19 +85,26 @@ def test_greedy_reports_the_logprob_at_temperature_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("top_p", "top_k", "kept"),
+    ("top_p", "top_k", "min_p", "kept"),
     [
-        (1.0, 2, {1: 5 / 8, 2: 3 / 8}),
-        (0.5, 0, {1: 1.0}),
-        (0.51, 0, {1: 5 / 8, 2: 3 / 8}),
-        (0.01, 0, {1: 1.0}),
-        (0.6, 2, {1: 1.0}),
-        (0.63, 2, {1: 5 / 8, 2: 3 / 8}),
+        (1.0, 2, 0.0, {1: 5 / 8, 2: 3 / 8}),
+        (0.5, 0, 0.0, {1: 1.0}),
+        (0.51, 0, 0.0, {1: 5 / 8, 2: 3 / 8}),
+        (0.01, 0, 0.0, {1: 1.0}),
+        (0.6, 2, 0.0, {1: 1.0}),
+        (0.63, 2, 0.0, {1: 5 / 8, 2: 3 / 8}),
+        (1.0, 0, 0.59, {1: 5 / 8, 2: 3 / 8}),
+        (1.0, 0, 0.61, {1: 1.0}),
+        (1.0, 0, 0.29, {0: 15 / 95, 1: 50 / 95, 2: 30 / 95}),
+        (1.0, 0, 1.0, {1: 1.0}),
+        (1.0, 2, 0.29, {1: 5 / 8, 2: 3 / 8}),
+        (0.6, 0, 0.59, {1: 1.0}),  # of the mass of what min_p leaves; of all 4 it would be {1, 2}
     ],
 )
-def test_truncation(top_p: float, top_k: int, kept: dict[int, float]) -> None:
+def test_truncation(top_p: float, top_k: int, min_p: float, kept: dict[int, float]) -> None:
     logits = torch.tensor([[0.15, 0.5, 0.3, 0.05]]).log()
-    (row,) = truncated_log_softmax(logits, torch.tensor([top_p]), torch.tensor([top_k])).exp().tolist()
+    cut = torch.tensor([top_p]), torch.tensor([top_k]), torch.tensor([min_p])
+    (row,) = truncated_log_softmax(logits, *cut).exp().tolist()
     assert row == pytest.approx([kept.get(token, 0.0) for token in range(4)])
 
 
@@ -119,7 +127,7 @@ def test_noise_is_uniform_over_keys_and_over_positions(axis: str) -> None:
     assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.03
 
 
-@pytest.mark.parametrize("settings_", [{}, {"temperature": 0.7}, {"top_k": 9, "top_p": 0.9}])
+@pytest.mark.parametrize("settings_", [{}, {"temperature": 0.7}, {"top_k": 9, "top_p": 0.9}, {"min_p": 0.1}])
 def test_sampled_tokens_follow_the_models_distribution(settings_: dict[str, float]) -> None:
     engine = make_engine(make_model("qwen3"), max_slots=256)
     prompt = [5, 6, 7]
@@ -127,8 +135,8 @@ def test_sampled_tokens_follow_the_models_distribution(settings_: dict[str, floa
     generations = run_all(engine, [request(prompt, noise=noise, max_tokens=1, **settings_) for noise in range(count)])
     counts = np.bincount([int(generation.ids[0]) for generation in generations], minlength=VOCAB)
     logits = full_logits(make_model("qwen3"), prompt)[-1:] / settings_.get("temperature", 1.0)
-    top_p, top_k = settings_.get("top_p", 1.0), int(settings_.get("top_k", 0))
-    expected = truncated_log_softmax(logits, torch.tensor([top_p]), torch.tensor([top_k]))[0].exp().numpy()
+    cut = settings_.get("top_p", 1.0), int(settings_.get("top_k", 0)), settings_.get("min_p", 0.0)
+    expected = truncated_log_softmax(logits, *(torch.tensor([one]) for one in cut))[0].exp().numpy()
     assert chi_square_is_plausible(counts, expected * count)
 
 

@@ -18,7 +18,13 @@ from sharpen.engine.embedded.stepper import Stepper
 from sharpen.engine.families import inspect_model
 
 META = torch.device("meta")
-SAMPLING = [{}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.0}, {"top_k": 3}, {"top_logprobs": 2}]
+SAMPLING = [
+    {},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 0.0},
+    {"top_k": 3, "min_p": 0.01},
+    {"top_logprobs": 2},
+]
 
 
 def make_stepper(family: str, deterministic: bool) -> Stepper:

@@ -256,6 +256,20 @@ def test_an_opponent_plays_the_other_side_and_sides_take_turns() -> None:
         play(environment, ["[0]"])
 
 
+def test_the_opponent_may_be_a_policy_of_the_run() -> None:
+    """Red when both sides are answered by the same model."""
+    environment = TextArena(arena("TicTacToe-v0", {"opponent": "rival"}))
+
+    async def attempt(task: Any) -> WorkflowOutput:
+        with served_replies(["[3]", "[4]", "[8]"]) as (mine, _), served_replies(["[0]", "[1]", "[2]"]) as (other, _):
+            mine.policies, mine.named = {"rival"}, {"rival": other}.__getitem__
+            async with mine.client, other.client:
+                return await environment.workflow(task=dict(task), model=mine)
+
+    lost = asyncio.run(attempt(environment.tasks("train")[1]))
+    assert (lost.reward, lost.call_rewards) == (-1.0, None)
+
+
 @pytest.mark.parametrize(
     ("id_", "args", "message"),
     [

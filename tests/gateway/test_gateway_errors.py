@@ -34,7 +34,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
     ({"stop": ""}, "stop"),
     ({"top_logprobs": 2}, "top_logprobs"),
-    ({"extra_body": {"min_p": 0.1}}, "min_p"),
+    ({"extra_body": {"min_p": 1.1}}, "min_p"),
     ({"extra_body": {"top_k": "many"}}, "top_k"),
     ({"extra_body": {"chat_template_kwargs": {"tokenize": True}}}, "chat_template_kwargs"),
     ({"tool_choice": "required"}, "tool_choice"),

@@ -201,9 +201,9 @@ def test_malformed_tool_call_stays_text_and_is_counted(serve: Any) -> None:
 def test_sampling_parameters_reach_the_engine_and_the_record(serve: Any) -> None:
     served = serve("hi")
     session = served.open()
-    ask(session, temperature=0.5, top_p=0.9, max_completion_tokens=5, stop="x", extra_body={"top_k": 3})
+    ask(session, temperature=0.5, top_p=0.9, max_completion_tokens=5, stop="x", extra_body={"top_k": 3, "min_p": 0.1})
     sampling = served.engine.requests[0].sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 3)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 3, 0.1)
     assert (sampling.max_tokens, sampling.stop) == (5, ("x",))
     assert session.close()[0].sampling == sampling
 

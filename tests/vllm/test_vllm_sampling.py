@@ -27,6 +27,7 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(served, model, batc
         request(PROMPT, noise=5, top_p=0.8),
         request(PROMPT, noise=6, top_k=5, temperature=0.9),
         request(PROMPT, noise=7, top_k=20, top_p=0.7, temperature=1.2),
+        request(PROMPT, noise=8, min_p=0.2, temperature=1.5),
     ]
     generations = served.generate(*asked) if batch else [served.generate(one)[0] for one in asked]
     for one, generation in zip(asked, generations, strict=True):

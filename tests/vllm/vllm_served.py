@@ -144,6 +144,6 @@ def scored(model: Any, asked: GenerateRequest, generation: Generation) -> np.nda
     if sampling.temperature > 0:
         logits = logits / sampling.temperature
     rows = len(logits)
-    top_p, top_k = torch.full((rows,), sampling.top_p), torch.full((rows,), sampling.top_k)
-    distribution = truncated_log_softmax(logits, top_p, top_k)
+    cut = (torch.full((rows,), value) for value in (sampling.top_p, sampling.top_k, sampling.min_p))
+    distribution = truncated_log_softmax(logits, *cut)
     return distribution.gather(1, torch.tensor(generation.ids.tolist()).unsqueeze(1)).squeeze(1).numpy()

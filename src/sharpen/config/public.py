@@ -136,6 +136,9 @@ class TunerModelConfig(Strict):
     """Nucleus sampling (top-p) of calls that do not set their own."""
     top_k: int = Field(default=0, ge=0)
     """Sampling from the k likeliest tokens (top-k) for calls that do not set their own; 0 is all of them."""
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Sampling from the tokens at least this many times as likely as the likeliest one (min-p), for calls that do not
+    set their own; 0 is all of them."""
     max_tokens: int = Field(default=8192, ge=1)
     """Most sampled tokens of calls that do not set their own limit."""
     enable_thinking: bool | None = None

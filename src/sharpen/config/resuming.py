@@ -85,7 +85,8 @@ FIXED: Mapping[str, tuple[str, ...]] = {
             "rollout.side_models",
         ),
         *("auxiliary_models.*.model_path", "auxiliary_models.*.max_model_len", "auxiliary_models.*.temperature"),
-        *("auxiliary_models.*.top_p", "auxiliary_models.*.top_k", "auxiliary_models.*.max_tokens"),
+        *("auxiliary_models.*.top_p", "auxiliary_models.*.top_k", "auxiliary_models.*.min_p"),
+        "auxiliary_models.*.max_tokens",
         *("auxiliary_models.*.enable_thinking", "auxiliary_models.*.tool_call_parser"),
         "auxiliary_models.*.reasoning_parser",
     ),
@@ -99,6 +100,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     ),
     "the model, its sampling, and its compute type": (
         *("families", "model.model_path", "model.max_model_len", "model.temperature", "model.top_p", "model.top_k"),
+        "model.min_p",
         *("model.max_tokens", "model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser"),
         *("engine.dtype", "trainer.dtype", "trainer.lora.rank", "trainer.lora.alpha", "trainer.lora.target_modules"),
         *("trainer.lora.base", "trainer.lora.experts", "trainer.train_towers"),
@@ -147,6 +149,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("critic.weight_decay", "critic.max_grad_norm", "critic.value_clip"),
         *("seed", "deterministic"),
     ),
+    "which weights answer which agent": ("policies.*.follow",),
     "what is learned from a row": (
         *("supervised.messages_key", "supervised.tools_key", "supervised.prompt_key", "supervised.response_key"),
         *("supervised.chosen_key", "supervised.rejected_key", "supervised.text_key", "supervised.system_prompt"),

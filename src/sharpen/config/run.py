@@ -118,6 +118,13 @@ class AuxiliaryModelConfig(TunerModelConfig):
     """Most prompt plus sampled tokens of the whole run: the next call after that stops the run. None is no limit."""
 
 
+class PolicyConfig(Strict):
+    """A further policy over the same model, for the calls of the agent of its name (docs/use/policies.md)."""
+
+    follow: Literal["original"] = "original"
+    """Whose weights it has: `original` is the model before training. It never trains."""
+
+
 class JudgeFloorConfig(Strict):
     """How far the judge must agree with its owner's marks before a run starts (docs/use/judges.md)."""
 
@@ -437,6 +444,8 @@ class RunConfig(Strict):
     """Families of models of your own, by import path or announced name (docs/use/extending.md)."""
     auxiliary_models: dict[str, AuxiliaryModelConfig] = Field(default_factory=dict)
     """Further models that workflow and judge may call, by name. They are never trained."""
+    policies: dict[str, PolicyConfig] = Field(default_factory=dict)
+    """Further policies over the trained model, by the name of the agent whose calls they answer: an opponent."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     loss: LossConfig = Field(default_factory=LossConfig)
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)

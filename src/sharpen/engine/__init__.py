@@ -5,7 +5,7 @@ must not know of chat, tools or text (except stop strings), of rollouts or of tr
 
 - `requests`: checks requests for every engine
 - `token_masks`: which tokens a constraint allows, place by place
-- `supports`: which tokens `top_p` and `top_k` left, place by place
+- `supports`: which tokens `top_p`, `top_k` and `min_p` left, place by place
 - `routing`: several engines as one, where a rollout returns to the one that knows its prefix
 - `embedded/`: our engine, in this process
 - `vllm/`: vLLM, in processes of its own

@@ -69,6 +69,8 @@ def _check_sampling(request: GenerateRequest) -> None:
         raise SamplingError(f"temperature {sampling.temperature:g} is too small to divide by: use 0 (greedy)")
     if not (0.0 < np.float32(sampling.top_p) <= 1.0):
         raise SamplingError(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
+    if not 0.0 <= sampling.min_p <= 1.0:
+        raise SamplingError(f"min_p must be from 0 to 1, not {sampling.min_p}")
     if request.prompt_logprobs is not None and request.prompt_logprobs < 0:
         raise SamplingError(f"prompt_logprobs must be 0 or more, or None, not {request.prompt_logprobs}")
     if not 0 <= sampling.top_k < 2**31 or sampling.max_tokens < 1 or request.top_logprobs < 0:

@@ -1,4 +1,4 @@
-"""The support of each token that was sampled with `top_p` or `top_k`: the ids that it was drawn from.
+"""The support of each token that was sampled with `top_p`, `top_k` or `min_p`: the ids that it was drawn from.
 
 In: log-distributions that are -inf elsewhere. Out: `Supports`, and masks of them as a constraint's are
 (`token_masks`). A support is stored as the differences of its sorted ids, or as one bit per id if that takes fewer

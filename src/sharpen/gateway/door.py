@@ -33,6 +33,7 @@ Truth = bool | None
 StopStrings = SomeText | Items[SomeText] | None
 TokenCount = Annotated[int, Field(ge=1, le=MAX_INT32)] | None
 TopP = Annotated[float, Field(ge=0, le=1)] | None
+MinP = Annotated[float, Field(ge=0, le=1)] | None
 TopK = Annotated[int, Field(ge=-1, le=MAX_INT32)] | None
 Place = tuple[str | int, ...]
 _NOT_FACTS = re.compile(r"^\w+ should | after validation, not \w+$")

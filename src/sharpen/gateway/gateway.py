@@ -81,7 +81,8 @@ class Gateway:
     `loop` is the serving loop, which runs on its own thread. `sampling` holds the defaults for calls that do not set
     their own. `who_calls` returns the attempt that the running code belongs to: a session belongs to the attempt that
     opens it, and a call from within another attempt makes both fail. `adapters` are names of adapters that the engine
-    serves beside the model: then a call must ask for one of them or for the model. `listen` is where the HTTP server
+    serves beside the model: then a call must ask for one of them or for the model. `policies` are adapters by the name
+    of the agent whose calls they answer, whatever model these ask for. `listen` is where the HTTP server
     listens. `album` keeps the images that the model is shown, if it can see. Raises `ConfigError` for an unknown
     parser, and `ModelError` for a tokenizer without a chat template.
     """
@@ -102,9 +103,11 @@ class Gateway:
         listen: GatewayConfig | None = None,
         album: Album | None = None,
         adapters: Sequence[str] = (),
+        policies: Mapping[str, str] | None = None,
     ) -> None:
         self.model_name = model_name
         self.adapters = tuple(adapters)
+        self._policies = dict(policies or {})
         self.engine = engine
         self.busy = BusyClock()
         """The time during which the engine had at least one request of this gateway."""
@@ -117,7 +120,7 @@ class Gateway:
         )
         self._formats = formats
         self._lacks_tool_format = tool_call_parser == AUTO and formats.tool is None
-        self._sampler = Sampler(engine, self._renderer, self.busy, formats, self.adapters)
+        self._sampler = Sampler(engine, self._renderer, self.busy, formats, self.adapters, self._policies)
         self._album = album or Album(lack=f"the model {model_name} reads only text")
         self._threads = ThreadPoolExecutor(MAX_DECODING, thread_name_prefix="sharpen-requests")
         self._max_calls = max_calls
@@ -165,6 +168,7 @@ class Gateway:
                 count_tokens=self.count_tokens,
                 version=lambda: self.engine.version,
                 recorded=record,
+                policies=frozenset(self._policies),
             ),
             revoke=partial(self._keys.end, key),
             loop=self.loop,

@@ -176,10 +176,13 @@ class ChatModel(ModelObject):
         count_tokens: Callable[[Sequence[Mapping[str, Any]]], Awaitable[int]],
         version: Callable[[], int],
         recorded: bool,
+        policies: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(name=name, api_key=api_key, address=server)
         self.recorded = recorded
         """Whether its calls are recorded: false for auxiliary models."""
+        self.policies = policies
+        """The agents (`named`) whose calls a policy of their own answers, which does not train."""
         self._shared: dict[str, Any] = {
             "server": server,
             "inside": inside,
@@ -187,6 +190,7 @@ class ChatModel(ModelObject):
             "prompt_text": prompt_text,
             "count_tokens": count_tokens,
             "version": version,
+            "policies": policies,
         }
         self._named: dict[str, ChatModel] = {}
         self._inside = inside

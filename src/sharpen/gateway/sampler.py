@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -156,9 +156,11 @@ class Sampler:
         busy: BusyClock,
         formats: Formats,
         adapters: Collection[str] = (),
+        policies: Mapping[str, str] | None = None,
     ) -> None:
-        """`busy` runs while the engine has a request. A call that asks for one of the `adapters` gets it."""
-        self._adapters = adapters
+        """`busy` runs while the engine has a request. A call of an agent with one of the `policies` gets its adapter,
+        one that asks for one of the `adapters` that."""
+        self._adapters, self._policies = adapters, policies or {}
         self._engine, self._renderer, self._busy = engine, renderer, busy
         self._tool_format, self._reasoning_format = formats.tool, formats.reasoning
 
@@ -221,7 +223,7 @@ class Sampler:
             on_tokens=None if reader is None else reader.add,
             pictures=entry.prompt.pictures,
             prompt_logprobs=entry.request.prompt_logprobs,
-            adapter=entry.request.model if entry.request.model in self._adapters else "",
+            adapter=self._adapter(entry),
         )
         try:
             with self._busy:
@@ -236,6 +238,10 @@ class Sampler:
         if request.prompt_logprobs is not None and generation.prompt_logprobs is None:
             raise ApiError("'echo' with 'logprobs': this engine gives no logprobs of a prompt.", param="echo")
         return generation
+
+    def _adapter(self, entry: Entry) -> str:
+        asked = entry.request.model if entry.request.model in self._adapters else ""
+        return self._policies.get(entry.agent, asked)
 
     def _reader(self, request: CallRequest, prompt: Prompt, number: int, give: Give) -> AnswerReader:
         plain, reasoning = request.plain_text, self._reasoning_format

@@ -168,7 +168,7 @@ def truncation_problems(recipe: RolloutRecipe, engine_type: str) -> Iterator[str
     """Yield the settings that cut the distribution, where the algorithm needs to know what was left of it, and an
     engine of this type does not say so."""
     model, algorithm = recipe.config.model, recipe.algorithm
-    for name, value, whole in (("top_p", model.top_p, 1), ("top_k", model.top_k, 0)):
+    for name, value, whole in (("top_p", model.top_p, 1), ("top_k", model.top_k, 0), ("min_p", model.min_p, 0)):
         if value != whole and algorithm.needs_ratio and engine_type == "vllm":
             yield (
                 f"model.{name} is {value:g}, but {algorithm.name!r} needs to know which tokens that leaves, which vLLM "

@@ -6,7 +6,7 @@ In: a model's settings, its folder, the run's engine settings. Out: tokenizer an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,17 +158,22 @@ def make_gateway(
     listen: GatewayConfig,
     max_calls: int | None = None,
     adapters: Sequence[str] = (),
+    policies: Mapping[str, str] | None = None,
 ) -> Gateway:
     """Return a gateway for a model's engine; its server will `listen` there. `adapters` are names of those that the
-    engine serves beside the model. Raises `ConfigError` for an unknown
-    parser."""
+    engine serves beside the model, `policies` those that answer agents, by their names. Raises `ConfigError` for an
+    unknown parser."""
     return Gateway(
         engine,
         tokenizer,
         model_name=model.model_path,
         loop=loop,
         sampling=Sampling(
-            temperature=model.temperature, top_p=model.top_p, top_k=model.top_k, max_tokens=model.max_tokens
+            temperature=model.temperature,
+            top_p=model.top_p,
+            top_k=model.top_k,
+            min_p=model.min_p,
+            max_tokens=model.max_tokens,
         ),
         enable_thinking=model.enable_thinking,
         tool_call_parser=model.tool_call_parser,
@@ -177,5 +182,6 @@ def make_gateway(
         who_calls=owner.get,
         listen=listen,
         adapters=adapters,
+        policies=policies,
         album=album_of(Path(tokenizer.name_or_path)),
     )

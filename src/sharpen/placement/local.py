@@ -21,6 +21,7 @@ from sharpen.models.files import quiet_transformers
 from sharpen.placement.auxiliary.models import AuxiliaryModels, loading
 from sharpen.placement.engines import load_policy, make_gateway
 from sharpen.placement.place import Place, Serving
+from sharpen.placement.policies import adapters_of, train_beside
 from sharpen.placement.probe import sample_probes
 from sharpen.placement.serving import ServingThread
 from sharpen.placement.sessions import attempt_runner, opened, openers, user_functions
@@ -51,11 +52,10 @@ class LocalServing:
         config, alone = job.config, not job.recipe.overlaps
         self.folder, self.line, self._seed = job.folder, job.engine.line, config.seed
         with contextlib.ExitStack() as undo:  # closes the earlier parts if a later one fails
-            self._silence = contextlib.ExitStack()
+            self._silence = undo.enter_context(contextlib.ExitStack())
             self._silence.enter_context(silent_agents())
             if config.rollout.isolation == "none":
                 self._silence.enter_context(no_silent_exit())
-            undo.callback(self._silence.close)
             self.thread = ServingThread()
             undo.callback(self.thread.close)
             self.tokenizer, self.engine = load_policy(
@@ -69,6 +69,7 @@ class LocalServing:
                 adapters=job.adapters,
             )
             undo.callback(self._close_engine)
+            train_beside(self.engine, config.policies, config.trainer.lora)
             load = loading(config.engine, deterministic=config.deterministic, alone=alone)
             self.auxiliary = AuxiliaryModels(config.auxiliary_models, self.thread, load, listen=config.gateway)
             undo.callback(self.auxiliary.close)
@@ -79,6 +80,7 @@ class LocalServing:
                 self.thread.loop,
                 listen=config.gateway,
                 max_calls=config.rollout.max_calls,
+                policies=adapters_of(config.policies),
             )
             self.modes: Mapping[Mode, Opener] = openers(
                 self.gateway, self.auxiliary, max_tokens=config.model.max_tokens
@@ -91,6 +93,7 @@ class LocalServing:
                 config.algorithm.group_size,
                 config.seed,
                 whole_groups=functions.whole_groups,
+                frozen=frozenset(config.policies),
             )
             undo.pop_all()
         self._thresholds, self._frozen = gc.get_threshold(), gc.get_freeze_count() > NEW_OBJECTS

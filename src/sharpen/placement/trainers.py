@@ -132,7 +132,7 @@ def share_weights(engine: Engine, trainer: AnyTrainer) -> bool:
 
 def served_parts(engine: Engine | None) -> Served | None:
     """Return the frozen weights and layers of an embedded engine that takes adapters; None of any other."""
-    if engine is None or not getattr(engine, "takes_adapters", False):
+    if engine is None or not getattr(engine, "shares_base", False):
         return None
     from sharpen.engine.embedded.engine import EmbeddedEngine
     from sharpen.models.frozen import Served
@@ -160,6 +160,6 @@ def publish_unmerged_adapters(engine: Engine, trainer: AnyTrainer) -> bool:
     assert not isinstance(trainer, TrainerGroup), "ranks give merged weights"
     assert isinstance(trainer.policy, AdaptedModel)
     trainer.policy.alone = True
-    if isinstance(engine, EmbeddedEngine):
+    if isinstance(engine, EmbeddedEngine) and engine.shares_base:
         trainer.policy.share_base(engine.adapted_layers(), engine.experts(), engine.weights())
     return True

@@ -21,6 +21,7 @@ from sharpen.config.run import RunConfig
 from sharpen.config.sections import ClusterConfig
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ConfigError
+from sharpen.gateway.caller import with_name
 from sharpen.gateway.routes import Protocols
 from sharpen.learning.algorithm.supervised import learns_from_rows
 from sharpen.learning.recipe import (
@@ -81,6 +82,9 @@ def check_before(config: RunConfig, workflow: Any = None, judge: Function | None
     problems.raise_found()
 
 
+_BY_ITSELF = "an evaluation by itself, which has one policy"
+
+
 def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) -> Job[RolloutRecipe]:
     """Return the job of a run that learns from rollouts. `workflow` may be any object, and is checked."""
     problems = Problems()
@@ -97,6 +101,7 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     recipe = _recipe(problems, config)
     _check_machine(problems, config, serves=serves)
     problems.check(check_base, config, engine, serves=True)
+    problems.check(check_policies, config, engine)
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     if engine is not None:
@@ -132,6 +137,7 @@ def decide_rows(config: RunConfig, workflow: Function | None, judge: Function | 
     recipe = _recipe(problems, config)
     _check_machine(problems, config, serves=workflow is not None)
     problems.check(check_base, config, engine, serves=workflow is not None)
+    problems.check(refuse_policies, config, "a run that learns from rows")
     problems.raise_found()
     assert isinstance(recipe, RowRecipe)
     folder = _model_folders(config, serves=workflow is not None)
@@ -152,7 +158,16 @@ def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | N
     problems = Problems()
     problems.check(imported_line)
     problems.check(_check_functions, workflow, judge)
+    problems.check(refuse_policies, config, _BY_ITSELF)
     return _without_training(problems, config, workflow, judge)
+
+
+def decide_endpoint(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
+    """Return the settings of an endpoint's evaluation, with the auxiliary models that fit this machine, and notices."""
+    refuse_policies(config, _BY_ITSELF)
+    config, notices = fit_to_machine(config)
+    check_auxiliary_models(config.auxiliary_models)
+    return config, notices
 
 
 def decide_serving(config: RunConfig) -> Job[Recipe]:
@@ -188,6 +203,7 @@ def decide_learning_server(config: RunConfig) -> Job[RolloutRecipe]:
     _check_machine(problems, config, serves=True, has_tasks=False)
     problems.check(check_base, config.model_copy(update={"mode": "train"}), engine, serves=True)
     problems.check(_check_learns_from_use, config, recipe)
+    problems.check(refuse_policies, config, "a server that learns from its use")
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     folder = _model_folders(config, serves=True)
@@ -290,6 +306,38 @@ def check_base(config: RunConfig, engine: EngineChoice | None, *, serves: bool) 
             f"engine, but trainer.dtype is {config.trainer.dtype} and engine.dtype {config.engine.dtype}: set them to "
             "the same"
         )
+
+
+def check_policies(config: RunConfig, engine: EngineChoice | None) -> None:
+    """Raise `ConfigError` if the engine cannot serve `policies` beside the trained one, as adapters over one base; or
+    for a name that is none, or an auxiliary model's."""
+    if not config.policies:
+        return
+    for name in config.policies:
+        with_name("", name)
+        if name in config.auxiliary_models:
+            raise ConfigError(f"policies and auxiliary_models both have {name!r}: give one of them another name")
+    lora, given = config.trainer.lora, f"policies has {', '.join(config.policies)}"
+    if lora is None:
+        raise ConfigError(
+            f"{given}, which are served beside the trained policy over one base, but trainer.lora is not set: all "
+            "weights would train, and the original ones be gone; set trainer.lora"
+        )
+    apart = config.uses_ray or config.mode != "both" or config.trainer.has_ranks
+    if apart or (engine is not None and engine.type != "embedded"):
+        raise ConfigError(
+            f"{given}, for which trainer and embedded engine must be in one process: leave execution and mode out, set "
+            "engine.type to embedded and trainer.num_processes to 1 without trainer.cpu_offload"
+        )
+    if lora.base != "own" or lora.experts:
+        wrong = f"base is {lora.base!r}" if lora.base != "own" else "experts is true"
+        raise ConfigError(f"{given}, but trainer.lora.{wrong}, which leaves no original beside it: leave that out")
+
+
+def refuse_policies(config: RunConfig, what: str) -> None:
+    """Raise `ConfigError` if there are `policies`, since this is `what`, which answers all agents alike."""
+    if config.policies:
+        raise ConfigError(f"policies has {', '.join(config.policies)}, but this is {what}: leave policies out")
 
 
 def served_adapters(config: RunConfig, engine: EngineChoice | None, *, trains: bool) -> LoraConfig | None:

@@ -32,11 +32,10 @@ from sharpen.learning.experience.records import EVALUATIONS
 from sharpen.learning.supervised.held_out import HeldOut
 from sharpen.placement.auxiliary.models import AuxiliaryModels, loading
 from sharpen.placement.auxiliary.remote import RemoteModel
-from sharpen.placement.auxiliary.settings import check_auxiliary_models
 from sharpen.placement.local import start_serving
 from sharpen.placement.serving import ServingThread
 from sharpen.placement.sessions import attempt_runner, opener, own_arguments
-from sharpen.run.decide import decide_evaluation, fit_to_machine
+from sharpen.run.decide import decide_endpoint, decide_evaluation
 from sharpen.run.progress import Measurement
 from sharpen.show.monitor.display import Display
 from sharpen.show.monitor.figures import with_interval
@@ -280,8 +279,7 @@ def evaluate(
         check_writable(output)
     job = None if endpoint is not None else decide_evaluation(config, workflow, judge)
     if job is None:
-        config, notices = fit_to_machine(config)
-        check_auxiliary_models(config.auxiliary_models)
+        config, notices = decide_endpoint(config)
     else:
         config, notices = job.config, job.notices
     tasks = tasks_of(config.eval_dataset or config.train_dataset, config.environment)[: config.evaluation.max_tasks]

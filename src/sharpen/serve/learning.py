@@ -48,7 +48,7 @@ LOOK_S = 0.2
 """How often the server looks for new weights, for sessions to save, and for a batch."""
 _TASK = Task(id="probe", index=0, row={"text": "What is the capital of France, and how many people live there?"})
 _TEACHES_NOTHING = (
-    "no answer that may train (none was received, or all were sampled greedily, or by vLLM with top_p or top_k)"
+    "no answer that may train (none was received, or all were sampled greedily, or by vLLM with top_p, top_k or min_p)"
 )
 
 _TASKS_ONLY = (

@@ -25,12 +25,13 @@ MOST_TOKENS = 32_768
 SECTIONS = ("model", "families", "engine", "gateway", "deterministic")
 """The settings that a server has."""
 _OF_A_RUN = (
-    *("model.max_model_len", "model.temperature", "model.top_p", "model.top_k", "model.max_tokens"),
-    *("model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser", "engine.dtype", "families"),
+    *("model.max_model_len", "model.temperature", "model.top_p", "model.top_k", "model.min_p"),
+    *("model.max_tokens", "model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser"),
+    *("engine.dtype", "families"),
 )
 """The settings of a run that its checkpoints are served with, but for code that they name: a run's folder may come from
 anybody."""
-_SAMPLING = ("temperature", "top_p", "top_k")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

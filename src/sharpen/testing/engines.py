@@ -8,6 +8,7 @@ In: what starts the engine, a folder with a small Hugging Face model and its tok
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +134,7 @@ class _Plain:
 
     def logprobs_S(self, prompt: Sequence[int], found: Generation, sampling: Sampling, *, later: bool) -> Any:
         """The logprobs of the sampled tokens, of the distribution that they were drawn from (greedy ones: of the plain
-        softmax); minus infinity for a token that top-p or top-k leaves out."""
+        softmax); minus infinity for a token that top-p, top-k or min-p leaves out."""
         import torch
 
         logits_SV = self.logits_SV(prompt, found, later=later) / (sampling.temperature or 1.0)
@@ -141,6 +142,7 @@ class _Plain:
             order = logits_SV.argsort(dim=-1, descending=True)
             ranks_SV = order.argsort(dim=-1)
             sorted_SV = logits_SV.gather(1, order)
+            sorted_SV[sorted_SV < sorted_SV[:, :1] + math.log(sampling.min_p or 1e-300)] = -torch.inf
             if sampling.top_k:
                 sorted_SV[:, sampling.top_k :] = -torch.inf
             mass_SV = torch.softmax(sorted_SV, -1)
@@ -200,7 +202,14 @@ async def _check_logprobs(engine: Engine, plain: _Plain) -> None:
     """Ragged requests at once, then once more with what they sampled in the prompt; every kind of sampling."""
     version = engine.version
     prompts = [plain.prompt(length, seed=length // 10) for length in LENGTHS]
-    kinds: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"temperature": 0.7}, {"top_p": 0.6}, {"top_k": 3}]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.0},
+        {"temperature": 0.7},
+        {"top_p": 0.6},
+        {"top_k": 3},
+        {"min_p": 0.2},
+    ]
     for turn in range(2):
         requests = [
             _request(prompt, noise=100 * turn + at, **kinds[(at + turn) % len(kinds)])
@@ -330,6 +339,7 @@ async def _check_refusals(engine: Engine, plain: _Plain) -> None:
         "an id beyond the vocabulary": _request([plain.vocab_size]),
         "temperature -1": _request([5], temperature=-1.0),
         "top_p 0": _request([5], top_p=0.0),
+        "min_p 2": _request([5], min_p=2.0),
         "max_tokens 0": _request([5], max_tokens=0),
         "an empty stop string": _request([5], stop=("",)),
     }

@@ -53,7 +53,9 @@ def test_the_agents_own_temperature_is_reported_with_its_effect() -> None:
     assert check_groups(groups, model=as_the_run).findings == ()
 
 
-@pytest.mark.parametrize(("sampling", "said"), [({"top_p": 0.9}, "top_p 0.9"), ({"top_k": 20}, "top_k 20")])
+@pytest.mark.parametrize(
+    ("sampling", "said"), [({"top_p": 0.9}, "top_p 0.9"), ({"top_k": 20}, "top_k 20"), ({"min_p": 0.1}, "min_p 0.1")]
+)
 def test_the_agents_own_truncation_prevents_training(sampling: dict[str, Any], said: str) -> None:
     cut = make_call(sampling=Sampling(**sampling))
     report = check_groups([group(0, rollout(0, 0, 1.0, cut), rollout(0, 1, 0.0))], model=MODEL)

@@ -54,7 +54,10 @@ def rollouts(draw: st.DrawFn, group: str, index: int) -> Rollout:
                 call,
                 logprobs_S=call.logprobs_S.astype(np.float32),
                 sampling=replace(
-                    call.sampling, top_p=draw(st.sampled_from([1.0, 0.9])), stop=draw(st.just(()) | st.just(("\n",)))
+                    call.sampling,
+                    top_p=draw(st.sampled_from([1.0, 0.9])),
+                    min_p=draw(st.sampled_from([0.0, 0.1])),
+                    stop=draw(st.just(()) | st.just(("\n",))),
                 ),
                 finish_reason=draw(st.sampled_from(["stop", "length", "abort"])),
                 messages=(*history, *draw(messages)),
@@ -204,14 +207,15 @@ def test_a_journal_from_before_start_times_is_read_and_continued(tmp_path: Path)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("DROP TABLE call_times")
         connection.execute("DROP TABLE call_seeds")
+        connection.execute("DROP TABLE call_min_p")
         connection.execute("DROP TABLE rollout_notes")
     assert same(tuple(read_groups(path)), (old,))
-    call = make_call(0, [1], [2], started=1.7e9 + 0.25, seeded=True)
+    call = make_call(0, [1], [2], started=1.7e9 + 0.25, seeded=True, sampling=Sampling(min_p=0.25))
     new = make_group([make_rollout([call], group="new", started=1.7e9, traceback="\ud800 of no Unicode")], "new")
     with Journal(path) as journal:
         journal.add(new)
     (rollout,) = next(read_groups(path, group_id="new")).rollouts
-    assert rollout.calls[0].seeded
+    assert (rollout.calls[0].seeded, rollout.calls[0].sampling.min_p) == (True, 0.25)
     assert (rollout.started, rollout.calls[0].started, rollout.traceback) == (
         1.7e9,
         1.7e9 + 0.25,

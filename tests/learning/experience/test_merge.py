@@ -177,8 +177,8 @@ def test_trap_15_missing_logprobs_are_refused() -> None:
 
 def test_trap_11_a_truncated_distribution_is_refused_with_the_setting() -> None:
     """Red when `merge` does not look at `Call.has_ratio`."""
-    rollout = make_rollout([make_call(0, [1], [2], sampling=Sampling(top_p=0.9, top_k=20))])
-    with pytest.raises(SamplingError, match=r"call 0 of rollout g/0 was sampled with top_p=0\.9, top_k=20"):
+    rollout = make_rollout([make_call(0, [1], [2], sampling=Sampling(top_p=0.9, top_k=20, min_p=0.1))])
+    with pytest.raises(SamplingError, match=r"call 0 of rollout g/0 was sampled with top_p=0\.9, top_k=20, min_p=0\.1"):
         merge(rollout)
     greedy = make_call(0, [1], [2], sampling=Sampling(temperature=0.0, top_p=0.9))
     assert merge(make_rollout([greedy])) == []

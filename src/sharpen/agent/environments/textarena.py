@@ -1,8 +1,9 @@
 """Games of TextArena, for one player or for two.
 
-In: `id`, a game's name; `args`, what `textarena.make` takes, and `opponent`, the name of an auxiliary model that plays
-the other side. Out: a task for each seed, and each side in turn against an opponent; a workflow of one game, whose
-reward is the game's. Without an opponent the model plays both sides (`player_0`, `player_1`), each with its own reward.
+In: `id`, a game's name; `args`, what `textarena.make` takes, and `opponent`, the name of an auxiliary model, or of a
+policy of the run, that plays the other side. Out: a task for each seed, and each side in turn against an opponent; a
+workflow of one game, whose reward is the game's. Without an opponent the model plays both sides (`player_0`,
+`player_1`), each with its own reward.
 """
 
 from __future__ import annotations
@@ -92,10 +93,12 @@ class TextArena:
             return {0: model}
         if self._opponent is None:
             return {seat: model.named(f"player_{seat}") for seat in range(self._num_players)}
+        if self._opponent in getattr(model, "policies", ()):
+            return {task["seat"]: model, 1 - task["seat"]: model.named(self._opponent)}
         if self._opponent not in others:
             raise RolloutError(
                 f"environment.args.opponent is {self._opponent!r}, but the auxiliary models are "
-                f"{sorted(others) or 'none'}"
+                f"{sorted(others) or 'none'}, and policies has no such name"
             )
         return {task["seat"]: model, 1 - task["seat"]: others[self._opponent]}
 

@@ -385,13 +385,11 @@ def _percent(share: float) -> str:
 
 
 def own_truncation(groups: Sequence[Group], model: TunerModelConfig) -> str | None:
-    """Return a message if the agent sets its own `top_p` or `top_k` and the engine does not record what they left of
-    the distribution, so that these tokens cannot be trained on; else None."""
+    """Return a message if the agent sets its own `top_p`, `top_k` or `min_p` and the engine does not record what they
+    left of the distribution, so that these tokens cannot be trained on; else None."""
     calls = _sampled_calls(groups)
     values = Counter(
-        f"top_p {call.sampling.top_p:g}" if call.sampling.top_p < 1 else f"top_k {call.sampling.top_k}"
-        for call in calls
-        if not call.has_ratio
+        f"{name} {value:g}" for call in calls if not call.has_ratio for name, value in [*call.sampling.cuts.items()][:1]
     )
     if not values:
         return None

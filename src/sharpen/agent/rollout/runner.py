@@ -27,7 +27,7 @@ import hashlib
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Container, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -38,7 +38,7 @@ from sharpen.agent.rollout.in_process import Attempt, AttemptRequest, AttemptRun
 from sharpen.agent.rollout.retries import Ending, is_final
 from sharpen.config.run import RolloutConfig
 from sharpen.config.secrets import hide
-from sharpen.errors import RolloutError
+from sharpen.errors import ConfigError, RolloutError
 from sharpen.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task, noise_name
 
 # Divides an attempt that made several rollouts into one attempt for each rollout.
@@ -185,8 +185,10 @@ class RolloutRunner:
         seed: int,
         *,
         whole_groups: bool = False,
+        frozen: Collection[str] = (),
     ) -> None:
-        self._attempts = attempts
+        """`frozen`: the agents whose calls are answered by a policy that does not train."""
+        self._attempts, self._frozen = attempts, frozen
         self._open_session = open_session
         self._config = config
         self._group_size = group_size
@@ -402,10 +404,21 @@ class RolloutRunner:
         elif result.ending.refusal is not None and ticket.task.task_set not in self._kept:
             raise result.ending.refusal
         assert self._whole_groups or not result.ending.members
+        self._refuse_frozen(result.ending, result.calls)
         several = self._whole_groups or result.ending.beside
         results = divide(result, ticket.size) if several else [result]
         made = [self._made(ticket, ticket.index + place, attempt, part) for place, part in enumerate(results)]
         return tuple(made), result
+
+    def _refuse_frozen(self, ending: Ending, calls: Sequence[Call]) -> None:
+        """Raise `ConfigError` if the workflow asks that a call trains which another policy answered."""
+        asked = (ending.trained or frozenset()) | (ending.call_rewards or {}).keys()
+        named = {call.agent for call in calls if call.index in asked} | ending.beside.keys()
+        if wrong := sorted(named & set(self._frozen)):
+            raise ConfigError(
+                f"call_rewards or train names {wrong[0]!r}, an agent whose policy does not train "
+                f"(policies.{wrong[0]}): leave it out of both"
+            )
 
     def _made(self, ticket: _Ticket, index: int, attempt: int, result: Attempt) -> _Made:
         beside = {
@@ -439,9 +452,9 @@ class RolloutRunner:
         )
 
     def _mark_calls(self, calls: tuple[Call, ...], ending: Ending) -> tuple[Call, ...]:
-        """Return the calls with those marked that asked for a side model, or that the workflow left out; if it does not
-        say which calls take part, mark the choices that it did not use."""
-        calls = _leave_out(calls, {call.index for call in calls if not self._is_side_call(call)})
+        """Return the calls with those marked that asked for a side model, that another policy answered, or that the
+        workflow left out; if it does not say which calls take part, mark the choices that it did not use."""
+        calls = _leave_out(calls, {call.index for call in calls if not self._is_aside(call)})
         if ending.trained is not None:
             calls = _leave_out(calls, ending.trained)
         if ending.call_rewards is not None:
@@ -460,8 +473,10 @@ class RolloutRunner:
                 )
         return marked
 
-    def _is_side_call(self, call: Call) -> bool:
-        return any(fnmatch.fnmatchcase(call.model, pattern) for pattern in self._config.side_models)
+    def _is_aside(self, call: Call) -> bool:
+        return call.agent in self._frozen or any(
+            fnmatch.fnmatchcase(call.model, pattern) for pattern in self._config.side_models
+        )
 
 
 def _retrieve(group: asyncio.Task[Any]) -> None:

@@ -27,7 +27,7 @@ from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.recipe import Job, Recipe
 from sharpen.placement.local import start_serving
-from sharpen.run.decide import decide_evaluation
+from sharpen.run.decide import decide_evaluation, refuse_policies
 from sharpen.show.monitor.display import Display
 from sharpen.types import Task
 
@@ -98,6 +98,7 @@ def _check(
     jobs: dict[int, Job[Recipe]] = {}
     placeholder = TunerModelConfig(model_path="-", max_model_len=2)
     config = resolve(None, given, {"train_dataset": dataset, "model": placeholder}).config
+    refuse_policies(config, "a choice of a model, which trains nothing")
     for position, model in enumerate(models):
         if isinstance(model, TunerModelConfig):
             served = resolve(None, given, {"train_dataset": dataset, "model": model}).config

@@ -37,7 +37,7 @@ from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.learning.recipe import Job, Recipe
 from sharpen.placement.local import start_serving
-from sharpen.run.decide import decide_evaluation
+from sharpen.run.decide import decide_evaluation, refuse_policies
 from sharpen.show.monitor.display import Display
 from sharpen.show.monitor.statistics import is_binary
 from sharpen.types import Task
@@ -131,6 +131,7 @@ def _check(
         raise ConfigError("rollout.isolation is process, but prompts are tuned in one process: leave it out")
     if config.uses_ray:
         raise ConfigError("execution is ray, but prompts are tuned on one machine: leave execution out")
+    refuse_policies(config, "a search for a prompt, which trains nothing")
     job = None if model is None else decide_evaluation(config, trial_workflow, trial_judge)
     tasks = load_tasks(train_dataset)[: train_dataset.total_steps]
     training, validation = _split(tasks, tuning, train_dataset.path)

@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
 
 from sharpen.config.trainer import LoraConfig
-from sharpen.contracts import GenerateRequest, Generation
+from sharpen.contracts import ORIGINAL, GenerateRequest, Generation
 from sharpen.engine.embedded.beside import BASE
 from sharpen.engine.embedded.forward import FastForward, GenericForward, kv_layout
 from sharpen.engine.embedded.graphs import CudaRecorder, DecodeGraphs
@@ -41,7 +42,7 @@ from sharpen.engine.token_masks import TokenMasks, Vocabulary
 from sharpen.engine.weights import copy_weights
 from sharpen.errors import ConstraintError, EngineError, EngineLostError, ModelError, SamplingError
 from sharpen.models.adapter_files import NamedAdapter
-from sharpen.models.adapters import adapted_layers, add_adapters, load_adapters
+from sharpen.models.adapters import LowRank, adapted_layers, add_adapters, load_adapters, names_to_adapt
 from sharpen.models.experts import experts_of
 from sharpen.models.frozen import load_frozen
 from sharpen.models.modules import load_module, text_parameters
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 
 _LOOP_TURNS = 8
 """Turns of the event loop between steps: a finished call's follow-up request arrives only after several callbacks."""
+_TRAINED = "trained"
+"""The adapter that is trained, where the original weights are served beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +136,7 @@ class EmbeddedEngine:
             pictures=self._pictures,
         )
         self._driver: asyncio.Task[None] | None = None
-        self._num_requests = 0
+        self._num_requests, self._trained = 0, BASE
         self._closed = False
 
     @classmethod
@@ -188,7 +191,7 @@ class EmbeddedEngine:
     @property
     def version(self) -> int:
         """The policy version of the loaded weights."""
-        return self._stepper.version
+        return int(self._stepper.versions_A[self._trained])
 
     @property
     def stats(self) -> EngineStats:
@@ -260,6 +263,8 @@ class EmbeddedEngine:
 
     def _number_of(self, adapter: str) -> int:
         beside = self._stepper.adapters
+        if self._trained != BASE and adapter in ("", ORIGINAL):
+            return BASE if adapter else self._trained
         if adapter and beside is None:
             raise no_adapter(adapter)
         return BASE if beside is None else beside.number(adapter)
@@ -297,6 +302,9 @@ class EmbeddedEngine:
         still running fail, since their weights changed while they ran.
         """
         self._check_open()
+        if self._trained != BASE:
+            await self.load_adapter(_TRAINED, version, tensors)
+            return
         if self._adapters is not None:
             load_adapters(self._model, tensors)
         elif not copy_weights(self._model, tensors) and version != self.version:
@@ -314,6 +322,22 @@ class EmbeddedEngine:
         with adapters that are trained."""
         assert self._adapters is None
         return self._stepper.take(adapters, self._model)
+
+    def train_beside(self, lora: LoraConfig) -> None:
+        """Keep the model's own weights for requests for `ORIGINAL`, and answer all others with an adapter beside them,
+        which has no effect yet: `load` takes its weights, by the names of peft's files. Once, before the first request.
+        Raises `ConfigError` for target modules that the model does not have."""
+        layers: dict[str, LowRank] = {}
+        for name in names_to_adapt(self._model, lora):
+            weight = self._model.get_submodule(name).weight
+            layers[name] = LowRank(
+                down_AC=weight.new_zeros(lora.rank, weight.shape[1]),
+                up_OA=weight.new_zeros(weight.shape[0], lora.rank),
+                scale=lora.alpha / lora.rank,
+            )
+        self.serve_beside([NamedAdapter(name=_TRAINED, folder=Path(), base="", layers=layers)])
+        self._stepper.versions_A[:] = self._stepper.version
+        self._trained = self._stepper.adapters.number(_TRAINED) if self._stepper.adapters is not None else BASE
 
     async def load_adapter(self, name: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load new weights of one adapter, by the names of peft's files, between two steps; the others go on. Then no
@@ -341,6 +365,11 @@ class EmbeddedEngine:
     @property
     def takes_adapters(self) -> bool:
         """Whether `load` takes adapters by the names of peft's files, in place of weights."""
+        return self._adapters is not None or self._trained != BASE
+
+    @property
+    def shares_base(self) -> bool:
+        """Whether a trainer in this process may compute with the frozen layers that have the adapters."""
         return self._adapters is not None
 
     def adapted_layers(self) -> dict[str, Any]:

@@ -62,7 +62,8 @@ _LARGEST_UNIFORM = 1 - 2.0**-52
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRows:
-    """The parameters of each row, on the CPU: float64 uniforms, fp32 temperatures and top-p, int64 top-k (0: off).
+    """The parameters of each row, on the CPU: float64 uniforms, fp32 temperatures, top-p and min-p (1 and 0: off),
+    int64 top-k (0: off).
 
     If some rows have a constraint, `constrained_C` are their numbers and `masks_CW` their masks (`token_masks`)."""
 
@@ -70,6 +71,7 @@ class SamplingRows:
     temperature_R: torch.Tensor
     top_p_R: torch.Tensor
     top_k_R: torch.Tensor
+    min_p_R: torch.Tensor
     constrained_C: torch.Tensor | None = None
     masks_CW: torch.Tensor | None = None
 
@@ -112,26 +114,31 @@ def _log_distribution(logits_RV: torch.Tensor, rows: SamplingRows) -> torch.Tens
         logits_RV = logits_RV / on_device(divisor_R, device).unsqueeze(1)
     log_distribution_RV = torch.log_softmax(logits_RV, dim=-1)
     sampled_R = rows.temperature_R != 0
-    truncated_R = sampled_R & ((rows.top_p_R < 1.0) | (rows.top_k_R > 0))
+    truncated_R = sampled_R & ((rows.top_p_R < 1.0) | (rows.top_k_R > 0) | (rows.min_p_R > 0.0))
     if bool(truncated_R.any()):
         index = truncated_R.nonzero().squeeze(1)
         device_index = on_device(index, device)
-        log_distribution_RV[device_index] = truncated_log_softmax(
-            logits_RV[device_index], on_device(rows.top_p_R[index], device), on_device(rows.top_k_R[index], device)
+        top_p_T, top_k_T, min_p_T = (
+            on_device(one_R[index], device) for one_R in (rows.top_p_R, rows.top_k_R, rows.min_p_R)
         )
+        log_distribution_RV[device_index] = truncated_log_softmax(logits_RV[device_index], top_p_T, top_k_T, min_p_T)
     return log_distribution_RV
 
 
-def truncated_log_softmax(logits_RV: torch.Tensor, top_p_R: torch.Tensor, top_k_R: torch.Tensor) -> torch.Tensor:
+def truncated_log_softmax(
+    logits_RV: torch.Tensor, top_p_R: torch.Tensor, top_k_R: torch.Tensor, min_p_R: torch.Tensor
+) -> torch.Tensor:
     """Return the log-softmax over the kept tokens, -inf elsewhere.
 
-    Kept are, of the `top_k` largest, the smallest set with a mass of at least `top_p`: a token is kept while the mass
-    of the likelier ones is below `top_p`, so at least one always is. Ties are broken by id.
+    Kept are, of the `top_k` largest that are at least `min_p` times as likely as the largest, the smallest set with a
+    mass of at least `top_p`: a token is kept while the mass of the likelier ones is below `top_p`, so at least one
+    always is. Ties are broken by id. That is vLLM's order: `min_p`, `top_k`, `top_p`.
     """
     vocab_size = logits_RV.shape[1]
     sorted_RV, order_RV = torch.sort(logits_RV, dim=-1, descending=True, stable=True)
     limit_R = torch.where(top_k_R > 0, top_k_R, vocab_size)
     outside_RV = torch.arange(vocab_size, device=logits_RV.device) >= limit_R.unsqueeze(1)
+    outside_RV |= sorted_RV < sorted_RV[:, :1] + min_p_R.log().unsqueeze(1)
     sorted_RV = sorted_RV.masked_fill(outside_RV, -torch.inf)
     mass_RV = torch.softmax(sorted_RV, dim=-1, dtype=torch.float64)
     likelier_RV = mass_RV.cumsum(dim=-1) - mass_RV

@@ -68,8 +68,8 @@ class SlotTable:
 
     `watched_S` marks slots to check after every token: their requests have stop strings, or ask for top logprobs or to
     be told of each token. `constrained_S` marks slots whose requests have a constraint, `truncated_S` those sampled
-    with `top_p` or `top_k`. `routes_STLK` has the experts of each position with KV; its last two sizes are 0 for a
-    dense model. In `ids_ST` image tokens are marked: negative, and different for different images.
+    with `top_p`, `top_k` or `min_p`. `routes_STLK` has the experts of each position with KV; its last two sizes are 0
+    for a dense model. In `ids_ST` image tokens are marked: negative, and different for different images.
     """
 
     def __init__(self, routes: RouteShape | None = None) -> None:
@@ -94,6 +94,7 @@ class SlotTable:
         self.temperature_S = np.zeros(0, np.float32)
         self.top_p_S = np.zeros(0, np.float32)
         self.top_k_S = np.zeros(0, np.int64)
+        self.min_p_S = np.zeros(0, np.float32)
         self.noise_S = np.zeros(0, np.uint64)
         self.watched_S = np.zeros(0, np.bool_)
         self.constrained_S = np.zeros(0, np.bool_)
@@ -110,6 +111,7 @@ class SlotTable:
         "temperature_S",
         "top_p_S",
         "top_k_S",
+        "min_p_S",
         "noise_S",
         "watched_S",
         "constrained_S",
@@ -163,6 +165,7 @@ class SlotTable:
         self.temperature_S[slot] = sampling.temperature
         self.top_p_S[slot] = sampling.top_p
         self.top_k_S[slot] = sampling.top_k
+        self.min_p_S[slot] = sampling.min_p
         self.noise_S[slot] = job.request.noise & 0xFFFFFFFFFFFFFFFF
         request = job.request
         self.watched_S[slot] = bool(sampling.stop) or request.top_logprobs > 0 or request.on_tokens is not None

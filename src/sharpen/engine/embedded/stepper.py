@@ -220,6 +220,7 @@ class Stepper:
             temperature_R=torch.from_numpy(table.temperature_S[slots_R]),
             top_p_R=torch.from_numpy(table.top_p_S[slots_R]),
             top_k_R=torch.from_numpy(table.top_k_S[slots_R]),
+            min_p_R=torch.from_numpy(table.min_p_S[slots_R]),
             **(self._row_masks(slots_R, constrained_C) if len(constrained_C) else {}),
         )
 

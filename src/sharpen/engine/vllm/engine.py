@@ -243,6 +243,7 @@ class VLLMEngine:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
+            min_p=sampling.min_p,
             max_tokens=max_new,
             seed=request.noise & (2**63 - 1),
             logprobs=request.top_logprobs,

@@ -23,6 +23,7 @@ from sharpen.evidence.certificate.checks import (
     MASK,
     MEANS,
     OWNERS,
+    POLICIES,
     RECORDS,
     REPLAY,
     STALENESS,
@@ -84,6 +85,7 @@ def audit(
             _check_baseline(tally, group)
         _check_group(tally, group, statuses.get(group.id, []), expected.allowed_statuses[group.id])
         _check_owners(tally, expected.participants[group.id])
+        _check_policies(tally, group.rollouts, rules.frozen)
     _check_failures(tally, delivered, by_id, rules)
     for span in delivered.spans:
         rollout = by_id.get(span.rollout_id)
@@ -177,6 +179,18 @@ def _check_owners(tally: CheckTally, rollouts: Sequence[Rollout]) -> None:
     for rollout in rollouts:
         foreign = [call.index for call in rollout.calls if call.status == CallStatus.FOREIGN]
         tally.add(OWNERS, f"rollout {rollout.id}, call {foreign[0]}" if foreign else None)
+
+
+def _check_policies(tally: CheckTally, rollouts: Sequence[Rollout], frozen: Set[str]) -> None:
+    """Check that no call of a frozen policy trains, and that the weights before training, version 0, sampled it."""
+    for rollout in rollouts:
+        for call in (one for one in rollout.calls if one.agent in frozen):
+            wrong = None
+            if carries_loss(call):
+                wrong = f"rollout {rollout.id}, call {call.index}: trains"
+            elif call.versions_S.any():
+                wrong = f"rollout {rollout.id}, call {call.index}: version {int(call.versions_S.max())}"
+            tally.add(POLICIES, wrong)
 
 
 def _check_failures(tally: CheckTally, delivered: Delivery, by_id: Mapping[str, Rollout], rules: Rules) -> None:

@@ -135,8 +135,8 @@ class Certificate:
     over these steps; `problems` describes each failure in a sentence. `undone` counts the steps in `run.db` that no
     saved weights contain: they were repeated, or never saved.
 
-    `truncated_tokens` counts the trained tokens sampled with `top_p` or `top_k` from a support that is not recorded:
-    their logprobs are not compared.
+    `truncated_tokens` counts the trained tokens sampled with `top_p`, `top_k` or `min_p` from a support that is not
+    recorded: their logprobs are not compared.
     `outcomes` counts the run's rollouts by outcome, `calls` their calls by status, `rows` the rows of a run without
     rollouts by what happened to them. `repeated` are the steps whose updates were made once more, `not_repeated` says
     why others were not that should have been; `gradients` are those that were compared when a session began. `verdict`
@@ -190,8 +190,8 @@ class Certificate:
             )
         if self.truncated_tokens:
             lines.append(
-                f"{'':>7}  logprobs     {self.truncated_tokens:>12,} not compared: sampled with top_p or top_k, and "
-                "from which tokens is not recorded"
+                f"{'':>7}  logprobs     {self.truncated_tokens:>12,} not compared: sampled with top_p, top_k or min_p, "
+                "and from which tokens is not recorded"
             )
         lines += [f"{'broken' if one.problem else 'ok':>7}  {one.name:<12} {one.line}" for one in self.draws]
         if self.staleness is not None:

@@ -241,7 +241,7 @@ def _recomputed_gaps(
     folders: dict[int, Path | None] = {0: None}
     folders |= {int(checkpoint.load(one).state["version"]): one for one in saved.folders.values()}
     model_dir = model_folder(config.model.model_path)
-    calls = _allowed(_trained_calls(run_dir, lineage, settings), model_dir, problems)
+    calls = _allowed(_scored_calls(run_dir, lineage, settings), model_dir, problems)
     sampled, num_trained = _by_version(calls, {version: [] for version in folders}, missing)
     model = load_trained(model_dir, config.trainer, torch.device(_device(config)))
     masks = TokenMasks.of_folder(model_dir)
@@ -304,7 +304,7 @@ def _by_version(
                 steps.add(step)
     if truncated:
         missing.append(
-            f"the logprobs of {truncated} tokens sampled with top_p or top_k: from which tokens is not recorded"
+            f"the logprobs of {truncated} tokens sampled with top_p, top_k or min_p: from which tokens is not recorded"
         )
     if uncompared:
         missing.append(
@@ -330,15 +330,17 @@ def _total_gaps(gaps: list[LogprobGap]) -> LogprobGaps | None:
     )
 
 
-def _trained_calls(run_dir: Path, lineage: Lineage, settings: Settings) -> Iterator[tuple[int, Rollout, Call]]:
-    """Yield the calls that carry loss in the steps behind the weights, including those of groups that were left out."""
+def _scored_calls(run_dir: Path, lineage: Lineage, settings: Settings) -> Iterator[tuple[int, Rollout, Call]]:
+    """Yield the calls that carry loss in the steps behind the weights, including those of groups that were left out,
+    and those that another policy than the trained one sampled."""
     for step, keys in lineage.groups.items():
         rules = settings.rules(step)
         for key in keys:
             (group,) = read_groups_at(run_dir / "run.db", [key])
             for rollout in group.rollouts:
                 for call in rollout.calls if is_eligible(rollout, rules) else ():
-                    if carries_loss(call):
+                    frozen = call.agent in rules.frozen and call.sampling.temperature > 0
+                    if carries_loss(call) or (frozen and len(call.sampled_ids_S)):
                         yield step, rollout, call
 
 

@@ -14,7 +14,7 @@ from sharpen.types import Check
 IDS, MASK, RECORDS, MEANS, STALENESS = "ids", "loss_mask", "records", "group_means", "staleness"
 REPLAY, FAILURES, ACCOUNTED, GROUPS, WEIGHTS = "replay", "failures", "accounted", "groups", "weights"
 TAKES_PART, ADVANTAGES, TOKEN_WEIGHTS = "takes_part", "advantages", "token_weights"
-UPDATES, OWNERS = "updates", "owners"
+UPDATES, OWNERS, POLICIES = "updates", "owners", "policies"
 MEANING: Mapping[str, str] = {
     IDS: "the ids trained on are the ids that were prompted and sampled, with their images",
     MASK: "every sampled token of every trainable call carries loss exactly once, and nothing else does",
@@ -28,6 +28,7 @@ MEANING: Mapping[str, str] = {
     REPLAY: "every replayed group is whole, from an earlier policy version, and in the step once",
     FAILURES: "no failed rollout is in the statistics or the loss",
     OWNERS: "no rollout with a call made from another rollout's context takes part",
+    POLICIES: "every call of an agent with a policy of its own has that policy's version, and none of them trains",
     ACCOUNTED: "every requested rollout is there exactly once",
     GROUPS: "every group that was rolled out is trained, or left out for a reason that its rewards confirm",
     WEIGHTS: "every rollout with a trainable call has a positive weight",

@@ -354,7 +354,7 @@ def _alike(one: Call, other: Call) -> bool:
     first, second = one.sampling, other.sampling
     return (
         first.temperature > 0.0
-        and (first.temperature, first.top_p, first.top_k) == (second.temperature, second.top_p, second.top_k)
+        and (first.temperature, first.cuts) == (second.temperature, second.cuts)
         and (one.constraint, one.pictures) == (other.constraint, other.pictures)
         and not (one.seeded or other.seeded)
         and np.array_equal(one.prompt_ids_P, other.prompt_ids_P)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
 from sharpen.config.run import RunConfig
 from sharpen.learning.experience.opening import has, reading
-from sharpen.learning.experience.reading import ints
+from sharpen.learning.experience.reading import ints, read_call_names
 from sharpen.learning.experience.records import CHECK
 from sharpen.types import MODEL_CAUSED, CallStatus, Outcome
 
@@ -30,7 +30,8 @@ NO_ANSWER = (CallStatus.ABANDONED, CallStatus.FOREIGN)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutResult:
     """A rollout of an evaluation. `answers` counts the calls whose response the agent received; `calls` those with
-    sampled tokens, `hot` the ones of them above temperature 0, and `versions` are the policies that sampled them."""
+    sampled tokens, `hot` the ones of them above temperature 0, and `versions` are the policies that sampled them;
+    `frozen` those of calls that a policy answered which does not train."""
 
     outcome: Outcome
     reward: float | None
@@ -39,6 +40,7 @@ class RolloutResult:
     calls: int
     hot: int
     versions: frozenset[int]
+    frozen: frozenset[int] = frozenset()
 
     def fails(self, counted: bool) -> bool:
         """Whether it has no reward and counts as failed. Where the process died, the records hold no answers of it:
@@ -122,19 +124,21 @@ class Evaluated:
         if others := {version for one in self.rollouts for version in one.versions} - {self.version}:
             of = ", ".join(map(str, sorted(others)))
             yield f"{self.name}: of weights of version {self.version}, but tokens were sampled by version {of}"
+        if changed := {version for one in self.rollouts for version in one.frozen} - {0}:
+            yield f"{self.name}: a policy that does not train sampled tokens with weights of version {max(changed)}"
         if self.mode == "greedy" and self._num_hot:
             calls = sum(one.calls for one in self.rollouts)
             yield f"{self.name}: {self._num_hot} of {calls} calls are not at temperature 0"
 
 
-def read_results(path: Path) -> Iterator[TaskResult]:
-    """Yield what the evaluations hold, in the order it was added, without the check before training. Raises
-    `JournalError`."""
+def read_results(path: Path, frozen: Set[str] = frozenset()) -> Iterator[TaskResult]:
+    """Yield what the evaluations hold, in the order it was added, without the check before training. `frozen` are the
+    agents whose policies do not train. Raises `JournalError`."""
     with reading(path) as connection:
         groups = connection.execute("SELECT key, id, version, task_id FROM groups ORDER BY key").fetchall()
         for key, id_, version, task in groups:
             if id_.partition("/")[0] != CHECK:
-                rollouts = tuple(_read_rollouts(connection, key))
+                rollouts = tuple(_read_rollouts(connection, key, frozen))
                 place = id_.removesuffix(f"/{task}")
                 yield TaskResult(place=place, task=task, version=version, rollouts=rollouts)
 
@@ -161,7 +165,7 @@ def few(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (" …" if len(names) > SHOWN else "")
 
 
-def _read_rollouts(connection: sqlite3.Connection, group: int) -> Iterator[RolloutResult]:
+def _read_rollouts(connection: sqlite3.Connection, group: int, frozen: Set[str]) -> Iterator[RolloutResult]:
     noted = has(connection, "rollout_notes")  # older journals have none
     started = "(SELECT started FROM rollout_notes WHERE rollout_key = key)" if noted else "NULL"
     rollouts = connection.execute(
@@ -170,14 +174,15 @@ def _read_rollouts(connection: sqlite3.Connection, group: int) -> Iterator[Rollo
     )
     for key, outcome, reward, began in rollouts.fetchall():
         answers = calls = hot = 0
-        versions: set[int] = set()
-        for status, temperature, sampled_by in connection.execute(
-            "SELECT status, temperature, versions FROM calls WHERE rollout_key = ?", (key,)
+        versions: dict[bool, set[int]] = {False: set(), True: set()}
+        names = read_call_names(connection, key) if frozen else {}
+        for index, status, temperature, sampled_by in connection.execute(
+            "SELECT idx, status, temperature, versions FROM calls WHERE rollout_key = ?", (key,)
         ):
             answers += CallStatus(status) not in NO_ANSWER
             calls += len(sampled_by) > 0
             hot += len(sampled_by) > 0 and temperature > 0
-            versions.update(ints(sampled_by).tolist())
+            versions[names.get(index, ("", ""))[0] in frozen].update(ints(sampled_by).tolist())
         yield RolloutResult(
             outcome=Outcome(outcome),
             reward=None if reward is None else float(reward),
@@ -185,5 +190,6 @@ def _read_rollouts(connection: sqlite3.Connection, group: int) -> Iterator[Rollo
             answers=answers,
             calls=calls,
             hot=hot,
-            versions=frozenset(versions),
+            versions=frozenset(versions[False]),
+            frozen=frozenset(versions[True]),
         )

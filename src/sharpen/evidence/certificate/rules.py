@@ -100,6 +100,7 @@ class Rules:
     kl_in_reward: bool = False
     teacher: bool = False
     expert: bool = False
+    frozen: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, config: RunConfig) -> Rules:
@@ -135,6 +136,7 @@ class Rules:
             kl_in_reward=(loss.kl_in or preset.kl_in) == "reward",
             teacher=preset.teacher,
             expert=preset.expert,
+            frozen=frozenset(config.policies),
         )
 
     @property

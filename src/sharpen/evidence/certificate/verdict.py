@@ -52,7 +52,8 @@ def judge_again(run_dir: Path, config_of: Callable[[int], RunConfig], lineage: L
     """Compute the verdict again. `config_of` returns the settings of a step."""
     try:
         summary = _read_summary(run_dir / "summary.json")
-        results = [*read_results(run_dir / EVALUATIONS)] if (run_dir / EVALUATIONS).exists() else None
+        there, frozen = (run_dir / EVALUATIONS).exists(), frozenset(config_of(_last(lineage)).policies)
+        results = [*read_results(run_dir / EVALUATIONS, frozen)] if there else None
         if reason := _why_not(summary, results, lineage):
             return Judged(not_recomputed=(f"the verdict: {reason}",))
         if summary is None or not results:

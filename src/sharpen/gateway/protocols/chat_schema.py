@@ -15,6 +15,7 @@ from sharpen.gateway.door import (
     CLOSED,
     OPEN,
     Items,
+    MinP,
     NoFields,
     NoItems,
     SomeItems,
@@ -255,6 +256,7 @@ class Shared(TypedDict, total=False):
     logit_bias: NoFields | None
     max_tokens: TokenCount
     metadata: Any
+    min_p: MinP
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None
     presence_penalty: Penalty
     return_token_ids: Truth

@@ -58,6 +58,7 @@ def sampling_of(
         temperature=0.0 if context.greedy else float(temperature),
         top_p=float(top_p),
         top_k=max(given.get("top_k", defaults.top_k), 0),
+        min_p=float(given.get("min_p", defaults.min_p)),
         max_tokens=given.get(limit, defaults.max_tokens),
         stop=(stops,) if isinstance(stops, str) else tuple(stops),
     )

@@ -126,12 +126,12 @@ class Batch:
     `left_out` has the `Reason` for each group that is not in the update (`num_flat_groups`, `num_small_groups` and
     `num_filtered_groups` in total), `group_ids` are the others.
 
-    Of the `num_loss_tokens`, `num_truncated_tokens` were sampled with `top_p` or `top_k` from an unknown support.
-    `num_excluded_rollouts` have no reward, `num_unanswered_rollouts` received no answer of the model, so their reward
-    says nothing about it, and `num_cut_rollouts` were left out because they hit a token limit. `reward_mean` and
-    `reward_std` are those of the recorded rewards, `reward_shaped_mean` that of the rewards used for advantages; they
-    are NaN, and not logged, if rollouts are trained without rewards. `rollout_weights` is the sum of the token weights
-    of each rollout, by id.
+    Of the `num_loss_tokens`, `num_truncated_tokens` were sampled with `top_p`, `top_k` or `min_p` and no record of what
+    these left. `num_excluded_rollouts` have no reward, `num_unanswered_rollouts` received no answer of the model, so
+    their reward says nothing about it, and `num_cut_rollouts` were left out because they hit a token limit.
+    `reward_mean` and `reward_std` are those of the recorded rewards, `reward_shaped_mean` that of the rewards used for
+    advantages; they are NaN, and not logged, if rollouts are trained without rewards. `rollout_weights` is the sum of
+    the token weights of each rollout, by id.
 
     `experts` are the sequences of an expert's rows in the same update, with weights of their own; no other count
     includes them. `num_expert_rows` is None if the algorithm has no expert loss.

@@ -151,13 +151,12 @@ def _check_call(rollout: Rollout, call: Call, needs_ratio: bool) -> None:
             "finite one for every sampled token"
         )
     if needs_ratio and not call.has_ratio:
-        settings = {"top_p": (call.sampling.top_p, 1.0), "top_k": (call.sampling.top_k, 0)}
-        wrong = ", ".join(f"{name}={value:g}" for name, (value, full) in settings.items() if value != full)
+        wrong = ", ".join(f"{name}={value:g}" for name, value in call.sampling.cuts.items())
         raise SamplingError(
             f"{where} was sampled with {wrong}, and the engine did not record which tokens that left: they have no "
-            "probability ratio to the model's. Use the embedded engine, which records them, sample with top_p=1 and "
-            "top_k=0, or with temperature 0 if the call should only be context, or train with an algorithm without a "
-            "ratio (raft)"
+            "probability ratio to the model's. Use the embedded engine, which records them, sample with top_p=1, "
+            "top_k=0 and min_p=0, or with temperature 0 if the call should only be context, or train with an "
+            "algorithm without a ratio (raft)"
         )
 
 

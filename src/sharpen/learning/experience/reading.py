@@ -351,12 +351,12 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, *, lenient: 
     notes = _read_notes(connection, row["key"])
     requests = {note["call"]: note["request"] for note in notes}
     constraints = _read_constraints(connection, row["key"])
-    names = _read_names(connection, row["key"])
+    names = read_call_names(connection, row["key"])
     routes = _route_rows(connection, row["key"])
-    times, seeded = _read_times(connection, row["key"]), _read_seeded(connection, row["key"])
+    times, seeded = (_of_calls(connection, *of, row["key"]) for of in (("call_times", "started"), ("call_seeds", "1")))
     rollout_started, traceback = _read_rollout_note(connection, row["key"])
     spans, supports = _read_traces(connection, row["key"]), _read_supports(connection, row["key"])
-    shown = _picture_rows(connection, row["key"])
+    shown, min_p = _picture_rows(connection, row["key"]), _of_calls(connection, "call_min_p", "min_p", row["key"])
     files = _pictures_in(connection) if shown else None
     for call_row in connection.execute(
         "SELECT calls.*, texts.json AS tools_json FROM calls JOIN texts ON texts.id = calls.tools"
@@ -381,6 +381,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row, *, lenient: 
             routes_NLK=routes_NLK,
             seeded=index in seeded,
             supports=supports.get(index),
+            sampling=replace(call.sampling, min_p=min_p.get(index, 0.0)),
         )
         calls.append(replace(call, pictures=pictures) if pictures else call)
     return Rollout(
@@ -444,7 +445,7 @@ def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite
     return connection.execute("SELECT * FROM call_notes WHERE rollout_key = ?", (rollout_key,)).fetchall()
 
 
-def _read_names(connection: sqlite3.Connection, rollout_key: int) -> dict[int, tuple[str, str]]:
+def read_call_names(connection: sqlite3.Connection, rollout_key: int) -> dict[int, tuple[str, str]]:
     """Return the names of agent and model of a rollout's calls by index; none in a journal without this table."""
     if not has(connection, "call_names"):
         return {}
@@ -452,18 +453,11 @@ def _read_names(connection: sqlite3.Connection, rollout_key: int) -> dict[int, t
     return {call: (agent, model) for call, agent, model in rows}
 
 
-def _read_times(connection: sqlite3.Connection, rollout_key: int) -> dict[int, float]:
-    """Return when the calls of a rollout began, by index; none in a journal without this table."""
-    if not has(connection, "call_times"):
+def _of_calls(connection: sqlite3.Connection, table: str, column: str, rollout_key: int) -> dict[int, Any]:
+    """Return what a table says of a rollout's calls, by index; none in a journal without it."""
+    if not has(connection, table):
         return {}
-    return dict(connection.execute("SELECT call, started FROM call_times WHERE rollout_key = ?", (rollout_key,)))
-
-
-def _read_seeded(connection: sqlite3.Connection, rollout_key: int) -> set[int]:
-    """Return which calls of a rollout had a seed of their own; none in a journal without this table."""
-    if not has(connection, "call_seeds"):
-        return set()
-    return {call for (call,) in connection.execute("SELECT call FROM call_seeds WHERE rollout_key = ?", (rollout_key,))}
+    return dict(connection.execute(f"SELECT call, {column} FROM {table} WHERE rollout_key = ?", (rollout_key,)))
 
 
 def _read_rollout_note(connection: sqlite3.Connection, rollout_key: int) -> tuple[float | None, str | None]:

@@ -92,6 +92,10 @@ CREATE TABLE IF NOT EXISTS call_times (
 CREATE TABLE IF NOT EXISTS call_seeds (
     rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, PRIMARY KEY (rollout_key, call)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS call_min_p (
+    rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, min_p REAL NOT NULL,
+    PRIMARY KEY (rollout_key, call)
+);
 CREATE TABLE IF NOT EXISTS rollout_notes (
     rollout_key INTEGER PRIMARY KEY REFERENCES rollouts (key), started REAL, traceback TEXT
 );
@@ -434,6 +438,8 @@ def insert_call(
         _insert(connection, "call_names", rollout_key=rollout_key, call=call.index, **names)
     if call.started is not None:
         _insert(connection, "call_times", rollout_key=rollout_key, call=call.index, started=call.started)
+    if call.sampling.min_p:
+        _insert(connection, "call_min_p", rollout_key=rollout_key, call=call.index, min_p=call.sampling.min_p)
     if call.seeded:
         _insert(connection, "call_seeds", rollout_key=rollout_key, call=call.index)
     if call.supports is not None:

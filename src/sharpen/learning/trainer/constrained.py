@@ -1,6 +1,6 @@
 """The loss entries of a pack that were sampled from some of the tokens only, and their masks.
 
-In: the sampled ids of each call under a constraint or with `top_p` or `top_k`, in the order of a pack's entries. Out:
+In: the sampled ids of each call under a constraint or with a cut distribution, in the order of a pack's entries. Out:
 the distinct masks of the pack, and which of them each entry has. They are computed when a model first scores the pack,
 and then kept for the others (reference, teacher, the next epoch). Within a constrained response few masks differ, so
 that they take little memory. Supports differ with every token: a mask takes an eighth of the vocabulary in bytes.

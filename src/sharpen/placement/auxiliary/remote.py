@@ -309,7 +309,7 @@ def _defaults(model: AuxiliaryModelConfig) -> dict[str, Any]:
     """Return the configured sampling settings as body fields, for requests that do not set them."""
     fields: dict[str, Any] = {
         name: getattr(model, name)
-        for name in ("temperature", "top_p", "top_k", "max_tokens")
+        for name in ("temperature", "top_p", "top_k", "min_p", "max_tokens")
         if name in model.model_fields_set
     }
     if model.enable_thinking is not None:

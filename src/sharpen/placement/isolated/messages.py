@@ -36,6 +36,7 @@ class ModelCard:
     base_url: str
     recorded: bool
     served: bool
+    policies: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

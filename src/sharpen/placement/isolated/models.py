@@ -32,6 +32,7 @@ def card_of(access: Access) -> ModelCard:
         base_url=model.base_url,
         recorded=getattr(model, "recorded", False),
         served=isinstance(model, ChatModel),
+        policies=getattr(model, "policies", frozenset()),
     )
 
 
@@ -58,6 +59,7 @@ class AskedAccess:
                 count_tokens=lambda messages: asyncio.to_thread(ask, "count_tokens", messages),
                 version=lambda: int(ask("version")),
                 recorded=card.recorded,
+                policies=card.policies,
             )
         else:
             self.model = Endpoint(base_url=card.base_url, name=card.name, api_key=card.api_key)

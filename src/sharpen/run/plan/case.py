@@ -160,6 +160,7 @@ class Case:
         """Whether trainer and engine may have one copy of the frozen weights: see `decide.check_base`."""
         config = self.config
         one_process = config.mode == "both" and not (config.uses_ray or config.trainer.has_ranks)
+        one_process = one_process and not config.policies
         return self.engine == "embedded" and one_process and config.engine.dtype == config.trainer.dtype
 
     def changed(self, settings: Mapping[str, Any]) -> Case:

@@ -119,6 +119,7 @@ def _about(call: Call) -> Document:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
         "max_tokens": sampling.max_tokens,
     }
     if len(call.versions_S):

@@ -57,6 +57,7 @@ def _turn(group: Group, rollout: Rollout, call: Call) -> dict[str, Any]:
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
                 "top_k": sampling.top_k,
+                "min_p": sampling.min_p,
                 "max_tokens": sampling.max_tokens,
             },
         },

@@ -64,6 +64,7 @@ def sampling_of(given: Mapping[str, Any]) -> Sampling:
         temperature=float(_number(given.get("temperature"), 1.0)),
         top_p=float(_number(given.get("top_p"), 1.0)),
         top_k=max(0, int(_number(given.get("top_k"), 0))),
+        min_p=float(_number(given.get("min_p"), 0.0)),
         max_tokens=int(_number(limit, 0)),
         stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)) if isinstance(stop, list) else (),
     )

@@ -428,8 +428,7 @@ def _request(call: Call) -> str:
     if call.tools:
         body["tools"] = list(call.tools)
     body |= {"temperature": call.sampling.temperature, "max_tokens": call.sampling.max_tokens}
-    if call.sampling.top_p < 1:
-        body["top_p"] = call.sampling.top_p
+    body |= call.sampling.cuts
     if call.sampling.stop:
         body["stop"] = list(call.sampling.stop)
     return json.dumps(body, indent=2)
