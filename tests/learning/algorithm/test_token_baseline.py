@@ -12,7 +12,9 @@ from sharpen.evidence.certificate.plain.credit import Credit, less_baselines, sq
 from sharpen.learning.algorithm.token_baseline import energies, less_baseline, sum_of_squares
 
 ROLLOUTS = st.lists(
-    st.tuples(st.integers(-8, 8).map(float), st.lists(st.integers(1, 64).map(lambda n: n / 32), min_size=1, max_size=5)),
+    st.tuples(
+        st.integers(-8, 8).map(float), st.lists(st.integers(1, 64).map(lambda n: n / 32), min_size=1, max_size=5)
+    ),
     min_size=1,
     max_size=6,
 )

@@ -166,8 +166,8 @@ def _not_recomputed(rules: Rules) -> tuple[str, ...]:
         )
     if rules.formula.token_baseline:
         exceptions.append(
-            "the baselines of single tokens, which need the weights of every step; the rewards less their group's mean, "
-            "of which they are subtracted, were recomputed"
+            "the baselines of single tokens, which need the weights of every step; the rewards less their group's "
+            "mean, from which they are subtracted, were recomputed"
         )
     if rules.expert:
         exceptions.append(

@@ -522,7 +522,12 @@ def advantage_named(name: str | Advantage | AdvantageFunction) -> Advantage:
     has a part that the certificate could not compute again."""
     advantage = named("advantages", name, ADVANTAGES, Advantage)
     if not (isinstance(name, str) and name in ADVANTAGES):
-        if advantage.of_tokens is not None or advantage.clip is not None or advantage.by_role or advantage.token_baseline:
+        if (
+            advantage.of_tokens is not None
+            or advantage.clip is not None
+            or advantage.by_role
+            or advantage.token_baseline
+        ):
             raise ConfigError(
                 f"{name} has of_tokens, clip, by_role or token_baseline, which only our own advantages have: leave "
                 "them out"

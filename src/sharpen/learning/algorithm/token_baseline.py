@@ -10,7 +10,8 @@ t-th token. Tokens of a rollout are counted over all its calls.
 Source: optimal token baseline, arXiv 2602.07078; tokens of several turns are counted as in
 `tir_optimal_token_baseline` of verl, but the end of the longest rollout is compared with itself, as the formula says.
 
-Shape suffixes: S loss tokens of a step, rollout after rollout; R distributions, or rollouts; E loss entries; V vocabulary.
+Shape suffixes: S loss tokens of a step, rollout after rollout; R distributions, or rollouts; E loss entries; V
+vocabulary.
 """
 
 from __future__ import annotations

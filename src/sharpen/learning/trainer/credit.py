@@ -48,8 +48,8 @@ class Credit:
 
 
 def assign(parts: Sequence[Part], algorithm: Algorithm, groups: Mapping[str, str] | None = None) -> Credit:
-    """Set the advantages and, with a critic, the returns of all parts of a step. `groups` are the groups of rollouts, by
-    id, needed for a baseline of each token.
+    """Set the advantages and, with a critic, the returns of all parts of a step. `groups` are the groups of rollouts,
+    by id, needed for a baseline of each token.
 
     Raises `TrainingError` if a value of the critic is NaN or infinite.
     """

@@ -48,8 +48,9 @@ class PairLoss:
 class PlainStep:
     """A step: its updates with their sequences, each rollout's calls one after the other, repeated `epochs` times.
     `pairs`: rows are pairs of answers. `episodes`: advantages are a critic's. `entropy_clip` leaves tokens out;
-    `token_baseline`: each token is compared with its position in the group. `teaching` is by another model. `lessons` are an expert's rows in each update, with the loss `expert`. `balance` is
-    the coefficient of the balance loss of experts, 0 for none."""
+    `token_baseline`: each token is compared with its place in the group. `teaching` is by another model. `lessons` are
+    an expert's rows in each update, with the loss `expert`. `balance` is the coefficient of the balance loss of
+    experts, 0 for none."""
 
     updates: Sequence[Sequence[PlainSequence]]
     epochs: int

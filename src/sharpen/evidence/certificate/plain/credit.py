@@ -160,7 +160,10 @@ def less_baselines(
         so_far[owner] = place + len(norms_S), weight
     baselines = {key: above / (below + _NO_WEIGHT) for key, (above, below) in sums.items()}
     return [
-        replace(credit, advantages_S=credit.advantages_S - torch.tensor([baselines[key] for key in keys], dtype=torch.float64))
+        replace(
+            credit,
+            advantages_S=credit.advantages_S - torch.tensor([baselines[key] for key in keys], dtype=torch.float64),
+        )
         for credit, keys in zip(credits, places, strict=True)
     ]
 
