@@ -28,11 +28,10 @@ INTRODUCTION = """\
 
 <!-- Written by docs/make_configuration.py from src/sharpen/config; a test compares the two. -->
 
-A run is configured by `sharpen run --config run.yaml`, by keyword arguments of `tune()`, or by both: arguments
-override the file, and each override is printed. `--set section.name=value` overrides one setting on the command line.
-An unknown setting is an error that names the nearest one. A relative path in a file is taken from the file's folder if
-it exists there. `sharpen explain --config run.yaml` prints every value and where it comes from
-(`loss.clip_high = 0.0004  [preset gspo]`); a run keeps them in `resolved.json`.
+A run is configured by `sharpen run --config run.yaml`, by keyword arguments of `tune()`, or by both: arguments override
+the file, as does `--set section.name=value`. An unknown setting is an error that names the nearest one. A relative path
+in a file is taken from the file's folder if it exists there. `sharpen explain --config run.yaml` prints every value and
+where it comes from (`loss.clip_high = 0.0004 [preset gspo]`); a run keeps them in `resolved.json`.
 
 The smallest `run.yaml`:
 

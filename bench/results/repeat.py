@@ -38,19 +38,18 @@ PASSED, FAILED, BAD_INPUT = 0, 1, 2
 INTRO = """\
 # Results to repeat
 
-Each part below is written by the command in it, numbers and all: on a CPU, with three seeds, in some minutes a seed.
+Each part is written by the command in it, numbers and all: on a CPU, with three seeds, in some minutes a seed.
 
 - **The model** has 0.1M parameters. It is made on the spot and taught the form of an answer, and what its part says
-  beside; without that no model of this size answers at all. All seeds begin with the same one. So the parts show that
-  learning by these environments works, from the task to the verdict, and not what a language model would make of
-  them.
+  beside; all seeds begin with the same one. So the parts show that learning by these environments works, not what a
+  language model would make of them.
 - **Held-out tasks** are in no lesson and train in no run, except where the part says otherwise.
 - **Brackets** are 95% intervals: of a seed over its held-out tasks, paired, as of [any
   verdict](../start/guide.md#the-table-and-the-verdict-at-the-end); of the mean [over the
   seeds](../use/several-runs.md#several-seeds).
 - **The certificate** is [computed again](../understand/certificate.md) from the records of each run, tokens, rewards
   and verdict.
-- **Minutes** are those of a run, on a machine that had other work beside it.
+- **Minutes** are of a run, on a machine with other work.
 
 ```bash
 pip install 'reasoning-gym>=0.1.25' 'gymnasium>=1.4'

@@ -41,18 +41,17 @@ class DistillConfig(Strict):
     teacher_path: str | None = None
     """Folder with a Hugging Face model, or a model name on the hub, with the vocabulary of the trained model."""
     teachers: dict[str, str] = Field(default_factory=dict)
-    """Several teachers in place of one: such a model for each value of the field `teacher_key` of a task."""
+    """Several teachers: such a model for each value of the field `teacher_key`."""
     teacher_key: str | None = None
     """Field of the row that says which of `teachers` a task has (`environment`: one for each part of a mixture)."""
     own_weights: Literal["start", "current"] | None = None
-    """The model teaches itself, in place of another: with its weights before the run, or with those that train. Needs
-    `context`."""
+    """The model teaches itself: with its weights before the run, or with those that train. Needs `context`."""
     context: str | None = None
     """What the teacher reads in place of the last user message: a text with `{prompt}`, which is that message, fields
     of the row (`{solution}`) and metrics of the rollout (`{metrics.NAME}`). None: it reads what the model read."""
     divergence: DistillDivergence | None = None
-    """`forward` KL(teacher || policy), `reverse` KL(policy || teacher) and `js` are computed over the whole vocabulary
-    and differentiated directly; `reverse_sampled` estimates `reverse` from the sampled tokens, by policy gradient."""
+    """`forward` KL(teacher || policy), `reverse` KL(policy || teacher) and `js` are over the whole vocabulary;
+    `reverse_sampled` estimates `reverse` from the sampled tokens, by policy gradient."""
     beta: float | None = Field(default=None, gt=0.0, lt=1.0)
     """Weight of the teacher in the mixture of `js` (default 0.5): near 0 like `forward`, near 1 like `reverse`."""
     coef: float | None = Field(default=None, gt=0.0)

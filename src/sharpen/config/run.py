@@ -58,11 +58,11 @@ class LossConfig(Strict):
     advantage: str | None = None
     """Advantage function (`sharpen algorithms` lists them)."""
     advantage_args: dict[str, Any] = Field(default_factory=dict)
-    """Its parameters that have no setting of their own here."""
+    """Its other parameters."""
     policy_loss: str | None = None
     """Policy loss (`sharpen algorithms` lists them)."""
     policy_loss_args: dict[str, Any] = Field(default_factory=dict)
-    """Its parameters that have no setting of their own here."""
+    """Its other parameters."""
     clip_low: float | None = Field(default=None, ge=0.0)
     """PPO clip below 1."""
     clip_high: float | None = Field(default=None, ge=0.0)
@@ -76,25 +76,25 @@ class LossConfig(Strict):
     kl_in: KLPlace | None = None
     """Place of the KL term: in the loss, or as a penalty on the reward of each sampled token."""
     kl_target: float | None = Field(default=None, gt=0.0)
-    """Target divergence in nats per token: `kl_coef` then adapts after each step. None: `kl_coef` stays constant."""
+    """Target divergence in nats per token, to which `kl_coef` adapts after each step."""
     kl_horizon: int | None = Field(default=None, ge=1)
     """Rollouts over which `kl_coef` adapts with `kl_target`."""
     behaviour: Behaviour | None = None
-    """Correction for tokens whose recorded logprob is not that of the weights at the start of the step, by a weight for
-    each (docs/reference/algorithms.md). None takes the algorithm's value, or `truncated` with `vespo` or a clip below
+    """Weighs tokens whose recorded logprob is not that of the weights at the start of the step
+    (docs/reference/algorithms.md). None takes the algorithm's value, or `truncated` with `vespo` or a clip below
     0.05."""
     behaviour_low: float | None = Field(default=None, ge=0.0, le=1.0)
     """Weights below this become 0 (`masked`)."""
     behaviour_high: float | None = Field(default=None, ge=1.0)
     """Weights above this become 0 (`masked`), or this value (`truncated`)."""
     sequence_mask: float | None = Field(default=None, gt=0.0)
-    """Tokens with a negative advantage are left out of calls whose tokens have, in the mean, become less likely by more
-    than this many nats since they were sampled. None leaves none out."""
+    """Leaves tokens with a negative advantage out of calls whose tokens have, in the mean, become less likely by more
+    than this many nats since they were sampled."""
     entropy_coef: float | None = Field(default=None, ge=0.0)
     """Weight of the entropy bonus."""
     echo: float | None = Field(default=None, gt=0.0)
     """Weight of the cross-entropy of what the environment answered between two calls of a sequence, a mean over these
-    tokens of an update. None does not train them."""
+    tokens of an update."""
     aggregation: Aggregation | None = None
     """How per-token losses are averaged into one number."""
     constant_length: int | None = Field(default=None, ge=1)
@@ -115,7 +115,7 @@ class AuxiliaryModelConfig(TunerModelConfig):
     api_key_env: str | None = None
     """Environment variable that holds the endpoint's key."""
     max_total_tokens: int | None = Field(default=None, ge=1)
-    """Most prompt plus sampled tokens of the whole run: the next call after that stops the run. None is no limit."""
+    """Most prompt plus sampled tokens of the whole run; the next call stops it."""
 
 
 class PolicyConfig(Strict):
@@ -144,32 +144,30 @@ class RolloutConfig(Strict):
     timeout_s: float = Field(default=3600.0, gt=0.0)
     """Time limit of one attempt, the judge included."""
     isolation: Literal["none", "process"] = "none"
-    """Where workflow and judge run: in the run's process, or each attempt in one of its own (docs/use/isolation.md)."""
+    """Whether each attempt, with its judge, runs in a process of its own (docs/use/isolation.md)."""
     num_processes: int | None = Field(default=None, ge=1)
-    """Processes of `isolation: process`, each for one attempt at a time; None is four for each core, at most
-    `max_concurrent_rollouts`."""
+    """Processes of `isolation: process`; None is four for each core, at most `max_concurrent_rollouts`."""
     memory_mb: int | None = Field(default=None, ge=64)
-    """Most memory of such a process, in MB, and of it together with what it has started; None is no limit."""
+    """Most memory of such a process with what it has started, in MB."""
     max_attempts: int = Field(default=3, ge=1)
     """Most attempts of a rollout, if something other than the model makes it fail."""
     max_calls: int | None = Field(default=None, ge=1)
-    """Most model calls of one rollout; None is no limit."""
+    """Most model calls of one rollout."""
     model_exceptions: tuple[str, ...] = ()
-    """Exceptions of the workflow that the model's answer causes, as `package.Class` (subclasses too), in addition to
-    those of known frameworks (docs/use/failures.md)."""
+    """Exceptions that the model's answer causes, as `package.Class` (subclasses too), beside those of known frameworks
+    (docs/use/failures.md)."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of workflow and judge, set before their code is loaded. The run's folder keeps them, with
     `***` in place of secret ones (docs/understand/security.md)."""
     choices: Literal["used", "all"] = "used"
-    """Which answers to a request with `n` > 1 train: the one that the agent continued with or returned, or all of them,
-    for agents that vote."""
+    """Which answers to a request with `n` > 1 train: the one that the agent used, or all, for agents that vote."""
     side_models: tuple[str, ...] = ()
-    """Names of models (patterns such as `*haiku*`) that an agent asks for beside its own: titles, summaries. The one
-    model answers these calls too, but they do not train."""
+    """Names of models (patterns such as `*haiku*`) whose calls, such as titles and summaries, are answered but do not
+    train."""
     failure_reward: float | None = None
     """Reward of rollouts that the model made fail; None excludes them."""
     max_excluded_share: float = Field(default=0.5, ge=0.0, le=1.0)
-    """The run stops when more than this share of a step's rollouts is excluded, or replaced by a retry with different
+    """The run stops when more than this share of a step's rollouts is excluded, or replaced by a retry with other
     answers."""
 
     @model_validator(mode="after")
@@ -237,12 +235,11 @@ class EvaluationConfig(Strict):
     hold_out: bool = True
     """Without `eval_dataset`, hold out a tenth of the tasks (at most 512); false trains on all of them."""
     max_tasks: int | None = Field(default=None, ge=1)
-    """Evaluate only on this many tasks, the first ones; None evaluates on all."""
+    """Evaluate only on this many tasks, the first ones."""
     before_and_after: bool = True
     """Evaluate, greedy and sampled, before and after training."""
     decided_by: Literal["sampled", "greedy"] = "sampled"
-    """Which evaluation decides the verdict and the checkpoint `best`: `sampled` runs the agent as it is, `greedy` at
-    temperature 0."""
+    """Which evaluation decides the verdict and the checkpoint `best`; `greedy` is at temperature 0."""
     max_without_calls: float = Field(default=0.1, ge=0.0, le=1.0)
     """An evaluation is void if more than this share of its rollouts made no model call."""
     further: dict[str, DatasetConfig] = Field(default_factory=dict)
@@ -269,7 +266,7 @@ class CheckConfig(Strict):
     num_tasks: int = Field(default=4, ge=1)
     """Tasks to run through agent and judge."""
     gradients: bool = True
-    """Compare the trainer's gradient of a small batch with that of a plain loop; a run that differs ends."""
+    """Compare the trainer's gradient of a small batch with a plain loop's; a run that differs ends."""
     stop_without_signal: bool = False
     """Stop, instead of warning, when all rewards are equal."""
 
@@ -278,10 +275,10 @@ class CertificateConfig(Strict):
     """The run certificate, whose checks run in every step."""
 
     on_violation: Literal["stop", "warn"] = "stop"
-    """Stop the run before the update, or only warn and record it in the certificate."""
+    """Stop before the update, or only warn and record it."""
     retrain: Literal["auto", "off"] = "auto"
-    """Make the updates of some steps once more beside the run, as far as free memory and 5% of its time allow, and
-    compare every weight (docs/understand/certificate.md)."""
+    """Make some steps' updates once more, as far as free memory and 5% of the time allow, and compare every weight
+    (docs/understand/certificate.md)."""
 
 
 class OperatorConfig(Strict):
@@ -297,11 +294,11 @@ class SamplingConfig(Strict):
     """Which tasks are drawn, and which rollouts and groups train."""
 
     order: Literal["shuffled", "sequential", "curriculum", "difficulty"] = "shuffled"
-    """Order of the tasks: `shuffled` anew for each epoch; `sequential`, as in the dataset; `curriculum`, from easy to
-    hard by `curriculum_key`; `difficulty`, which prefers tasks with a mean reward near `difficulty_target`."""
+    """Order of the tasks: `shuffled` anew for each epoch; `sequential`; `curriculum`, from easy to hard by
+    `curriculum_key`; `difficulty`, preferring a mean reward near `difficulty_target`."""
     curriculum_key: str | None = None
-    """Field of the row with a task's difficulty, a number; needed by `curriculum`. A leading `-` means that greater
-    numbers are easier (`-pass_rate`)."""
+    """Field of the row with a task's difficulty, a number. A leading `-` means that greater numbers are easier
+    (`-pass_rate`)."""
     difficulty_target: float = 0.5
     """Mean reward of the tasks that `difficulty` prefers."""
     difficulty_width: float = Field(default=0.25, gt=0.0)
@@ -310,7 +307,7 @@ class SamplingConfig(Strict):
     """Weight of the least suitable task; a task at the target, or not drawn yet, has weight 1."""
     difficulty_key: str | None = None
     """Field of the row: tasks with the same value share one mean reward (`environment`: each part of a mixture has
-    one). None: every task has its own."""
+    one)."""
     max_refill: float | None = Field(default=None, ge=0.0)
     """Most further tasks of a step in place of dropped groups, as a multiple of `algorithm.batch_size`; 0 replaces
     none, None takes the algorithm's value (4 for `dapo`)."""
@@ -319,7 +316,7 @@ class SamplingConfig(Strict):
     reward_high: float | None = None
     """Groups with a mean reward above this are dropped."""
     overlong_cache: int | None = Field(default=None, ge=1)
-    """Length in tokens of the range below `overlong_length` in which the penalty grows linearly; None is no penalty."""
+    """Tokens below `overlong_length` over which the penalty grows linearly; None is no penalty."""
     overlong_length: int | None = Field(default=None, ge=1)
     """Sampled tokens of one call from which on the full penalty applies; None takes `model.max_tokens`."""
     overlong_penalty: float = Field(default=1.0, gt=0.0)
@@ -338,7 +335,7 @@ class SamplingConfig(Strict):
     replay_share: float = Field(default=0.0, ge=0.0)
     """Replayed groups of earlier steps, as a multiple of the step's tasks; 0 is no replay."""
     replay_priority: Literal["signal", "recency"] = "signal"
-    """Which groups to replay: `recency` prefers groups trained recently and rarely, `signal` also large advantages."""
+    """`recency` prefers groups trained recently and rarely, `signal` also large advantages."""
     max_staleness: int | None = Field(default=None, ge=1)
     """Greatest age of a replayed group's oldest token, in policy versions (updates). None is the updates of four steps,
     plus those by which rollouts run ahead."""
@@ -372,8 +369,8 @@ class SupervisedConfig(Strict):
     text_key: str = "text"
     """Field with plain text (`cpt`)."""
     images_key: str | None = None
-    """Field with the images of the messages, for a model that reads them (`sft`, `dpo`). None is `images`, where the
-    messages say where images are, or it holds images themselves, not paths, addresses or numbers."""
+    """Field with the images of the messages (`sft`, `dpo`). None is `images`, where the messages say where images are,
+    or it holds images themselves."""
     system_prompt: str | None = None
     """System message for conversations without one."""
     turns: Literal["all", "last"] = "all"
@@ -395,12 +392,11 @@ class ExpertConfig(Strict):
     mu_warmup_steps: int | None = Field(default=None, ge=0)
     """Steps over which the weight rises to `mu`."""
     mu_decay_steps: int | None = Field(default=None, ge=0)
-    """Steps after the warm-up over which the weight falls to `mu_valley`, along a cosine; None: it stays at `mu`."""
+    """Steps after the warm-up over which the weight falls to `mu_valley`, along a cosine."""
     mu_valley: float | None = Field(default=None, ge=0.0, le=1.0)
     """Final weight after the decay."""
     phi: bool | None = None
-    """Weight each expert token by p (1 - p), with p its probability; None takes the algorithm's value (`mix_chord`:
-    true)."""
+    """Weight each expert token by p (1 - p), with p its probability; None is true for `mix_chord`."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -443,7 +439,7 @@ class RunConfig(Strict):
     families: tuple[Annotated[str, AfterValidator(PartName("families", ()))], ...] = ()
     """Families of models of your own, by import path or announced name (docs/use/extending.md)."""
     auxiliary_models: dict[str, AuxiliaryModelConfig] = Field(default_factory=dict)
-    """Further models that workflow and judge may call, by name. They are never trained."""
+    """Further models that workflow and judge may call, by name, never trained."""
     policies: dict[str, PolicyConfig] = Field(default_factory=dict)
     """Further policies over the trained model, by the name of the agent whose calls they answer: an opponent."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
@@ -457,14 +453,14 @@ class RunConfig(Strict):
     gateway: GatewayConfig = Field(default_factory=GatewayConfig)
     sync: SyncConfig = Field(default_factory=SyncConfig)
     mode: Literal["both", "explore", "train"] = "both"
-    """What this process does: `both` is the whole run, `explore` only rolls out, `train` only trains, on the rollouts
-    of an explorer of the same name (docs/use/two-processes.md)."""
+    """`both` is the whole run; `explore` only rolls out, `train` only trains, on what an explorer of the same name
+    rolls out (docs/use/two-processes.md)."""
     exchange: str | None = None
     """Where explorer and trainer exchange rollouts and weights: a folder, or a database, `postgresql://...`. None is
     `exchange` in the run's folder."""
     execution: Literal["local", "ray"] | None = None
-    """Where the run's parts live: in one process, or in actors of Ray (docs/use/ray.md); None is `ray` if anything is
-    set in `cluster`, else `local`."""
+    """Whether the run's parts are actors of Ray (docs/use/ray.md); None is `ray` if anything is set in `cluster`, else
+    `local`."""
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)
@@ -475,13 +471,12 @@ class RunConfig(Strict):
     monitor_type: MonitorType = "tensorboard"
     """Where metrics go, besides `metrics.jsonl`."""
     monitor_rollouts: int = Field(default=0, ge=0)
-    """How many rollouts of each step go there as a table, with prompts and answers, for monitors with tables (not
-    `tensorboard`)."""
+    """How many rollouts of each step go there as a table, with prompts and answers (not to `tensorboard`)."""
     time_limit_s: float | None = Field(default=None, gt=0.0)
     """Training stops after the step in which this time has passed."""
     stall_report_s: float | None = Field(default=600.0, gt=0.0)
-    """Seconds without any finished call (not on Ray), rollout or step after which the run says, once, what waits where.
-    None says nothing."""
+    """Seconds without any finished call (not on Ray), rollout or step after which the run says, once, what waits
+    where."""
     seed: int = Field(default=0, ge=0)
     """Seed of everything random in the run."""
     deterministic: bool = False

@@ -24,7 +24,7 @@ class ClusterConfig(Strict):
     colocate: bool = False
     """One engine and one rank of the trainer share each GPU; false gives each its own GPUs."""
     worker_output: bool = False
-    """Show the output of workflow and judge, each line with its process; else it goes only to Ray's logs."""
+    """Show the output of workflow and judge, which else goes only to Ray's logs."""
 
 
 class GatewayConfig(Strict):
@@ -41,15 +41,14 @@ class GatewayConfig(Strict):
     """Its port; 0 is any free one. Not with Ray, where each process has its own."""
 
     max_body_mb: int = Field(default=64, ge=1, le=1024)
-    """Megabytes that the body of a request may have; a larger one is refused with status 413."""
+    """Megabytes of a request's body; larger ones are refused (413)."""
     max_header_kb: int = Field(default=64, ge=8, le=1024)
-    """Kilobytes that the headers of a request may have; larger ones are refused with status 400."""
+    """Kilobytes of a request's headers; larger ones are refused (400)."""
     max_connections: int = Field(default=8192, ge=1)
-    """Connections at once; a further one is refused with status 429. At most half of the files that the process may
-    open (`ulimit -Hn`)."""
+    """Connections at once; further ones are refused (429). At most half of the files that the process may open (`ulimit
+    -Hn`)."""
     max_requests_per_key: int = Field(default=1024, ge=1)
-    """Requests with the same key that are answered at once; a further one is refused with status 429, and vendors'
-    clients try again."""
+    """Requests of one key at once; further ones are refused (429), and vendors' clients try again."""
 
     @field_validator("host")
     @classmethod

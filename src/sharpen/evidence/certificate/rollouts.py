@@ -69,20 +69,16 @@ def recompute_steps(
         version = lineage.version_before(step)
         replayed = read_groups_at(journal, _replayed(journal, placed.get(step), fresh, trained.get(step, {})))
         trimmed[step] += sum(rollout.trimmed for group in fresh for rollout in group.with_baseline)
-        if rules.formula.compares == "states" and _without_states((*fresh, *replayed)):
-            compared = "its advantages compare the states that messages show, and the text of its rollouts was dropped"
-            result.problems.append(f"step {step} cannot be checked: {compared}")
-            continue
         statuses = {call.group_id: TRAINED for call in trained.get(step, {}).values()}
         delivered = read_delivery(journal, step)
         if delivered is not None:
             statuses = {place.group_id: place.left_out or TRAINED for place in delivered.places}
-        result.problems += images.problems(step, (*fresh, *replayed))
         baselines = roles.before(step, fresh, rules)
         roles.learn(step, fresh, delivered, rules)
-        if rules.formula.by_role and (lost := roles.missing(step)):
-            result.problems.append(f"step {step} cannot be checked: {NO_BASELINE} {in_words(lost)} are not in run.db")
+        if lost := _lost(step, (*fresh, *replayed), roles, rules):
+            result.problems.append(f"step {step} cannot be checked: {lost}")
             continue
+        result.problems += images.problems(step, (*fresh, *replayed))
         expected = expect(fresh, replayed, rules, statuses, baselines)
         if delivered is None:
             unstored.append(step)
@@ -115,6 +111,15 @@ def recompute_steps(
     result.draws = draws.tests()
     result.not_compared += _not_compared(+trimmed, unstored)
     return result
+
+
+def _lost(step: int, groups: Sequence[Group], roles: RoleBaselines, rules: Rules) -> str | None:
+    """Return what the advantages of a step compare with and the records have no more; None if they have it."""
+    if rules.formula.compares == "states" and _without_states(groups):
+        return "its advantages compare the states that messages show, and the text of its rollouts was dropped"
+    if rules.formula.by_role and (lost := roles.missing(step)):
+        return f"{NO_BASELINE} {in_words(lost)} are not in run.db"
+    return None
 
 
 def _not_compared(trimmed: Counter[int], unstored: Sequence[int]) -> Iterator[str]:
