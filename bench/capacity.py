@@ -67,6 +67,7 @@ from sharpen.run.decide import decide
 from sharpen.run.forecast import settle
 from sharpen.run.loop import Loop
 from sharpen.run.rollouts import RolloutSource
+from sharpen.show.monitor.summary import run_clock
 from sharpen.types import Group
 
 GROUP = 8
@@ -131,7 +132,9 @@ def open_case(case: Case, folder: Path) -> Iterator[Loop]:
     agent = Asker(way=case.way, calls=case.calls, tokens=case.tokens)
     forecast = settle(decide(resolved.config, agent.talk, judge))
     job = cast(Any, forecast.job)
-    with open_site(resolved, None, forecast, read_tasks(job.recipe)) as site, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        data = read_tasks(job.recipe)
+        site = stack.enter_context(open_site(resolved, None, forecast, data, clock=run_clock()))
         serving = start_serving(job)
         stack.callback(serving.close)
         loop = assemble(site, serving, cast(Any, NoTrainer()))

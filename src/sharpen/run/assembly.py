@@ -44,7 +44,7 @@ from sharpen.run.stall import StallWatch
 from sharpen.show.monitor.display import Display
 from sharpen.show.monitor.metrics import Monitor, open_monitor
 from sharpen.show.monitor.stream import lasting_output
-from sharpen.show.monitor.summary import process_seconds
+from sharpen.show.monitor.summary import run_clock
 from sharpen.types import Experience, Task
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class Site:
     directory: RunDirectory
     display: Display
     transcripts: Transcripts
+    clock: Callable[[], float]
 
 
 @contextlib.contextmanager
@@ -110,6 +111,7 @@ def open_loop(
             f"{config_path}: mode is 'bench', which evaluates and does not train: use `sharpen eval --config "
             f"{config_path}`, or mode both"
         )
+    clock = run_clock()
     let_idle_workers_sleep()  # torch is loaded from here on
     from sharpen.run.directory import chosen_before
 
@@ -119,7 +121,7 @@ def open_loop(
     forecast = settle(decided, chosen_before(resolved.config), evaluated)
     job, resolved = forecast.job, resolved.choose(forecast.chosen)
     with contextlib.ExitStack() as stack:
-        site = stack.enter_context(open_site(resolved, config_path, forecast, data, display))
+        site = stack.enter_context(open_site(resolved, config_path, forecast, data, display, clock=clock))
         site.display.doing(f"loading the model {job.config.model.model_path}")
         serving = None if job.workflow is None else start_serving(job)
         place = serving if serving is not None else start_training(job)
@@ -181,6 +183,8 @@ def open_site(
     forecast: Forecast,
     data: RunData,
     display: Display | None = None,
+    *,
+    clock: Callable[[], float],
 ) -> Iterator[Site]:
     """Create or reopen the run's directory and print the notices. Raises what `open_run_directory` raises."""
     from sharpen.run.directory import open_run_directory
@@ -222,6 +226,7 @@ def open_site(
             directory=directory,
             display=display,
             transcripts=transcripts,
+            clock=clock,
         )
 
 
@@ -294,7 +299,7 @@ def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
         run_dir=directory.path,
         total_steps=site.total_steps,
         progress=progress,
-        process_seconds=process_seconds,
+        run_seconds=site.clock,
         repeats=_repeats(site, trainer, journal),
     )
 

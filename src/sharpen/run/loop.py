@@ -56,7 +56,7 @@ class Loop:
     run_dir: Path
     total_steps: int
     progress: Progress
-    process_seconds: Callable[[], float]
+    run_seconds: Callable[[], float]
     repeats: Repeats | None = None
     times: dict[str, float] = field(default_factory=dict)
     checkpoints: Checkpoints = field(init=False)
@@ -124,7 +124,7 @@ class Loop:
             before,
             step=before.step + 1,
             version=self.trainer.version,
-            seconds_to_first_step=self.process_seconds() - evaluation_s if first is None else first,
+            seconds_to_first_step=self.run_seconds() - evaluation_s if first is None else first,
             after=None,  # a finished run that continues is evaluated again
             **{name: getattr(before, name) + count for name, count in outcome.counts.items()},
             **outcome.position,

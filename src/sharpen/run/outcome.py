@@ -24,7 +24,7 @@ from sharpen.run.progress import Measurement, Progress
 from sharpen.run.result import TuneResult
 from sharpen.show.monitor.curve import draw_loss_curve, draw_reward_curve
 from sharpen.show.monitor.statistics import by_mode, distinct_rewards
-from sharpen.show.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
+from sharpen.show.monitor.summary import Summary, peak_memory_mb, write_summary
 from sharpen.show.monitor.verdict import Candidates, Checkpoint, Verdict, judge_losses, judge_rewards
 
 _NOTHING = Measurement()
@@ -48,7 +48,7 @@ def write_outcome(loop: Loop, site: Site, verdict: Verdict | None, error: BaseEx
     summary = Summary(
         before=before.rewards,
         after=after.rewards,
-        seconds=process_seconds(),
+        seconds=loop.run_seconds(),
         seconds_to_first_step=progress.seconds_to_first_step,
         steps=progress.step,
         rollouts=progress.rollouts,

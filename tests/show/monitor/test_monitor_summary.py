@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +96,23 @@ def test_what_is_not_known_is_null(tmp_path: Path):
     assert content["after"]["greedy"] == {"accuracy": 0.5, "low": None, "high": None, "num_tasks": 1}
     assert content["after"]["sampled"] == {"accuracy": None, "low": None, "high": None, "num_tasks": 0}
     assert "further" not in content
+
+
+CLOCKS = """
+import time
+time.sleep(0.3)
+from sharpen.show.monitor.summary import run_clock
+first = run_clock()
+print(first(), run_clock()())
+"""
+
+
+def test_a_runs_time_has_the_imports_of_a_script_and_not_what_came_before_in_its_process():
+    """Red while `seconds` counted from the start of the process: the second run of a notebook took hours."""
+    found = subprocess.run([sys.executable, "-c", CLOCKS], capture_output=True, text=True, check=True).stdout.split()
+    first, second = map(float, found)
+    assert first >= 0.3
+    assert second < 0.2
 
 
 def test_this_process_has_used_memory_and_time():

@@ -96,9 +96,8 @@ def recompute_steps(
         used = [group.id for group in replayed]
         drawn = memory.draw(step, version, rules, replay_staleness(step))
         if sorted(drawn) != sorted(used):
-            result.problems.append(
-                f"step {step}: replayed {_group_names(used)}, but the seed draws {_group_names(drawn)}"
-            )
+            wrong = f"replayed {_group_names(used)}, but the seed draws {_group_names(drawn)}"
+            result.problems.append(f"step {step}: {wrong}")
         memory.keep((*fresh, *replayed), expected.calls.values(), rules)
         result.problems += differences(step, expected, trained.get(step, {}))
         if step not in unstored:

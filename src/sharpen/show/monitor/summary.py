@@ -5,12 +5,13 @@ In: the evaluations before and after, and the counts of the run. Out: one JSON f
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,14 @@ from sharpen.show.monitor.statistics import (
 from sharpen.show.monitor.verdict import Verdict
 
 _LOADED = time.monotonic()
+_YOUNG_S = 60.0
+"""A process of less age has done nothing yet but import what it runs."""
+_runs = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The results. `seconds` is the time since the process started, evaluations included; `seconds_to_first_step` is
+    """The results. `seconds` is the time of a `run_clock`, evaluations included; `seconds_to_first_step` is
     the time until the first update was done, without the evaluation before training (None: no step was trained).
 
     `sampled_tokens` were sampled by the engine for training, `trained_tokens` carried loss, `computed_tokens` went
@@ -165,3 +169,11 @@ def process_seconds() -> float:
         return time.monotonic() - _LOADED
     started_ticks = int(status.read_text().rpartition(")")[2].split()[19])  # the 22nd field; the name may hold spaces
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def run_clock() -> Callable[[], float]:
+    """Return a clock of the run that begins now, in seconds. Where the run is all that its process does, the imports
+    before it count; what a notebook or an earlier run did before does not."""
+    age = process_seconds()
+    began = time.monotonic() - (age if next(_runs) == 0 and age < _YOUNG_S else 0.0)
+    return lambda: time.monotonic() - began
