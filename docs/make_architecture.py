@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent / "src" / "sharpen"
@@ -27,6 +28,22 @@ BESIDE = {"types", "errors", "contracts", "files", "interrupts", "machine", "scr
 """Files below all rooms: they import nothing but each other."""
 ABOVE = {"__init__", "__main__", "tuning", "testing"}
 """Above the rooms: the package's face, `python -m sharpen`, `tune()`, and the tests that every part passes."""
+
+KINDS = {
+    "a folder's map, with its public names": (("__init__.py",), "a reader enters there"),
+    "one of many that a user has one of": (
+        ("agent/environments/", "agent/agentscope/", "gateway/formats/", "gateway/protocols/", "serve/interchange/"),
+        "an environment, a format, a protocol: whoever has it looks for it by name",
+    ),
+    "another project's names": (("compat/",), "a file for each part of theirs, named as there"),
+    "a command": (("cli/",), "loads nothing of the others; and what `init` copies as it is"),
+    "a check or a recomputation": (
+        ("evidence/", "testing/"),
+        "shares no code with what it checks, nor with another that would hide its fault",
+    ),
+}
+"""Kinds of files, by their names or folders, and why each stays a file; the first that fits counts."""
+REST = ("a part of a stage", "a class or a few functions that one sentence says")
 
 
 @functools.cache
@@ -177,6 +194,20 @@ def counts() -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value:,} |" for name, value in rows.items()), ""])
 
 
+def kinds() -> str:
+    """What the files are, how many of each kind, how long one of them is in the middle, and why it stays a file."""
+    lengths: dict[str, list[int]] = {name: [] for name in [*KINDS, REST[0]]}
+    for path in ROOT.rglob("*.py"):
+        place = str(path.relative_to(ROOT))
+        fits = (name for name, (parts, _) in KINDS.items() if place.startswith(parts) or path.name in parts)
+        lengths[next(fits, REST[0])].append(path.read_text(encoding="utf-8").count("\n"))
+    why = {name: reason for name, (_, reason) in KINDS.items()} | dict([REST])
+    rows = [f"| {name} | {len(found)} | {median(found):.0f} | {why[name]} |" for name, found in lengths.items()]
+    return "\n".join(
+        ["| a file is | files | lines of the middle one | it stays one because |", "|---|---|---|---|", *rows, ""]
+    )
+
+
 def draw(path: Path) -> None:
     """Draw the rooms on their floors, as wide as their lines, with the arrows that do not follow from others."""
     import matplotlib
@@ -231,7 +262,7 @@ def page(old: str) -> str:
     _, end, after = rest.partition(END)
     if not mark or not end:
         raise ValueError(f"{PAGE} has no part between {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n{table()}\n{counts()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{table()}\n{counts()}\n{kinds()}\n{END}{after}"
 
 
 def is_current(text: str) -> bool:

@@ -31,7 +31,7 @@ def test_two_steps_of_the_real_agent(agent, tmp_path):
         eval_dataset=DatasetConfig(path=data, split="test"),
         model=TunerModelConfig(model_path=str(QUICKSTART / "model"), max_model_len=512),
         algorithm=AlgorithmConfig(algorithm_type="grpo", group_size=8, batch_size=4, learning_rate=3e-4),
-        settings={"checkpoint_root_dir": str(tmp_path), "loss.kl": "none", "evaluation.max_tasks": 64},
+        settings={"checkpoint_root_dir": str(tmp_path), "loss.kl": "none", "evaluation.max_tasks": 16},
     )
     assert result.before["greedy"].accuracy < 0.5
     assert result.before["sampled"].accuracy < 0.5

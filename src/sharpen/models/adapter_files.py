@@ -52,11 +52,6 @@ class NamedAdapter:
         """The largest rank of its layers."""
         return max(len(part.down_AC) for part in self.layers.values())
 
-    @property
-    def num_parameters(self) -> int:
-        """The number of its weights."""
-        return sum(part.down_AC.numel() + part.up_OA.numel() for part in self.layers.values())
-
 
 def read_adapter(name: str, folder: Path) -> NamedAdapter:
     """Read an adapter in peft's format. Raises `ModelError` for files that are missing or damaged, and for what is more

@@ -35,7 +35,6 @@ from sharpen.config.functions import import_function
 from sharpen.config.public import EnvironmentConfig, JudgeOutput, Strict, WorkflowOutput
 from sharpen.errors import ConfigError, DatasetError, JudgeError, SandboxError
 
-TYPE = "harbor"
 TIMED_OUT, COMMANDS = "agent_timed_out", "commands"
 """Metrics: whether the agent was ended at its time limit; the commands that our agent ran."""
 ROOT = "root"

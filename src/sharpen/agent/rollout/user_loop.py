@@ -29,7 +29,6 @@ from sharpen.agent.rollout.places import imported_by, place_of_frame
 log = logging.getLogger("sharpen.rollout")
 
 T = TypeVar("T")
-P = TypeVar("P")
 GRACE_S = 0.5
 """How long a cancelled run may take to end."""
 WATCH_EVERY_S = 0.1

@@ -160,7 +160,6 @@ def modules_with(name: str) -> Sequence[str]:
 
 NAME, DISTRIBUTION, PLUGINS = "trinity", "trinity-rft", "trinity.plugins"
 VERL = "verl"
-OPTION = "--trinity-imports"
 
 
 def stand_in(*, shadow: bool = False) -> bool:

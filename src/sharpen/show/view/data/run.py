@@ -30,7 +30,6 @@ from sharpen.show.view.index import Index
 if TYPE_CHECKING:
     from sharpen.evidence.diagnose.finding import Finding
 
-MODES = ("sampled", "greedy")
 _MEANINGS = {**MEANING, **MEANING_OF_DRAWS, **MEANING_OF_ROWS}
 
 
