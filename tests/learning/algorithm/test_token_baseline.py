@@ -57,11 +57,11 @@ def by_certificate(groups: list[list[tuple[float, list[float]]]]) -> list[list[f
 
 @pytest.mark.parametrize("formula", [found, by_certificate])
 def test_advantages_by_hand(formula) -> None:
-    """W of the first rollout 0.5, 1; of the second 1.5, 3, 3.5. Baselines 0.5 / 2, then 1 / 4, then the second's own
+    """W of the first rollout 0.5, 1; of the second 1.5, 2, 2.5. Baselines 0.5 / 2, then 1 / 3, then the second's own
     reward. A group beside it is compared with itself."""
-    first, second, other = formula([[(1.0, [0.5, 0.5]), (0.0, [1.5, 1.5, 0.5])], [(8.0, [1.0])]])
-    assert first == pytest.approx([0.75, 0.75])
-    assert second == pytest.approx([-0.25, -0.25, 0.0])
+    first, second, other = formula([[(1.0, [0.5, 0.5]), (0.0, [1.5, 0.5, 0.5])], [(8.0, [1.0])]])
+    assert first == pytest.approx([0.75, 2 / 3])
+    assert second == pytest.approx([-0.25, -1 / 3, 0.0])
     assert other == pytest.approx([0.0], abs=1e-6)
 
 
