@@ -46,7 +46,9 @@ def run(folder: Path, model: Path, dataset: Path, workflow: Any = more_vowels_th
         train_dataset=DatasetConfig(path=str(dataset), split="train", total_steps=settings.pop("steps", 6)),
         eval_dataset=DatasetConfig(path=str(dataset), split="test"),
         model=TunerModelConfig(model_path=str(model), max_model_len=128, max_tokens=8),
-        algorithm=AlgorithmConfig(algorithm_type="grpo", group_size=8, batch_size=4, learning_rate=5e-3),
+        algorithm=AlgorithmConfig(
+            algorithm_type=settings.pop("algorithm", "grpo"), group_size=8, batch_size=4, learning_rate=5e-3
+        ),
         settings={
             "checkpoint_root_dir": str(folder),
             "project": "p",
@@ -107,6 +109,40 @@ def test_it_is_certified_with_the_rivals_tokens_scored_by_the_original(result: A
     )
 
 
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory: pytest.TempPathFactory, loud_model_dir: Path, toy_dataset: Path) -> Any:
+    """Five steps against a snapshot that is renewed every two versions, the last of them in a session of its own."""
+    folder = tmp_path_factory.mktemp("snapshots")
+    follows = {"policies.rival.follow": "trained", "policies.rival.every": 2}
+    saved = {"algorithm.save_interval_steps": 1, "trainer.keep_checkpoints": 9}
+    for steps in (4, 5):
+        result = run(folder, loud_model_dir, toy_dataset, steps=steps, **follows, **saved)
+    return result
+
+
+def test_a_snapshot_answers_as_the_trained_policy_was_and_a_resumed_run_has_it(continued: Any) -> None:
+    """Beside the versions 0 to 4. Red when a checkpoint does not hold the snapshot: the fifth step is then against the
+    original."""
+    groups = read_groups(continued.run_dir / "run.db")
+    answered = {
+        (group.version, int(version))
+        for group in groups
+        for rollout in group.rollouts
+        for call in rollout.calls
+        if call.agent == "rival"
+        for version in call.versions_S
+    }
+    assert sorted(answered) == [(0, 0), (1, 0), (2, 0), (3, 2), (4, 2)]
+    assert {call.status for call in calls_of(continued.run_dir, "rival")} == {CallStatus.LEFT_OUT}
+
+
+def test_a_snapshots_tokens_are_scored_again_and_evaluations_are_against_the_original(continued: Any) -> None:
+    """Red when the snapshot has other weights than those of its version, and when evaluations are against it."""
+    certificate = certify(continued.run_dir)
+    assert certificate.holds, certificate.problems
+    assert not any("no checkpoint" in one for one in certificate.not_recomputed)
+
+
 async def rewards_the_rival(task: Any, model: Any) -> WorkflowOutput:
     await ask(model.named("rival"), task["question"])
     return WorkflowOutput(reward=1.0, call_rewards={"rival": 1.0})
@@ -134,7 +170,13 @@ def test_what_has_one_policy_refuses_them(toy_dataset: Path) -> None:
         evaluate(config, more_vowels_than_the_rival, None, endpoint={"base_url": "http://127.0.0.1:9"})
 
 
+SNAPSHOT = {"policies.rival.follow": "trained", "policies.rival.every": 2}
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"policies.rival.every": 2}, "follow: original has none; got follow: original, every: 2"),
+    ({"policies.rival.follow": "trained"}, "follow: trained needs every"),
+    ({**SNAPSHOT, "trainer.epochs": 2}, "follow: trained, but trainer.epochs and .* make several versions"),
+    ({**SNAPSHOT, "sync.offset": 1}, "follow: trained, but sync lets rollouts run ahead"),
+    ({**SNAPSHOT, "algorithm": "remax"}, "remax compares with greedy rollouts"),
     ({"trainer.lora": None}, "policies has rival, .* trainer.lora is not set"),
     ({"trainer.lora.base": "shared"}, "trainer.lora.base is 'shared', which leaves no original"),
     ({"trainer.num_processes": 2}, "must be in one process"),

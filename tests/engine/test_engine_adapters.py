@@ -240,6 +240,29 @@ def test_the_original_stays_beside_the_weights_that_are_trained(family: str) -> 
     assert engine.version == 3
 
 
+def test_a_snapshot_has_the_weights_of_an_earlier_version_and_is_renewed() -> None:
+    """Renewed every two versions: beside the versions 0 to 5 it is of 0, 0, 0, 2, 2 and 4. Red when it gets the new
+    weights in place of those that they replace, and when it has their version alone."""
+    make = FAMILIES["qwen2"]
+    engine, loaded = make_engine(make()), {0: make()}
+    engine.train_beside(LoraConfig(rank=2, alpha=2), {"yesterday": 2})
+    requests = requests_of(prompt_of(20, 4), ("", "yesterday"), max_tokens=6)
+    versions = []
+    for version in range(6):
+        if version:
+            weights = adapter("one", make(), 20 + version)
+            loaded[version] = merged(make(), weights)
+            asyncio.run(engine.load(version, tensors_of(weights)))
+        generations = run_all(engine, requests)
+        for asked, got in zip(requests, generations, strict=True):
+            (sampled_by,) = set(got.versions.tolist())
+            reference = scored(loaded[sampled_by], asked.prompt_ids.tolist(), got)
+            assert float((torch.tensor(got.logprobs) - reference).abs().max()) < 1e-4
+        versions.append(tuple(int(got.versions[0]) for got in generations))
+    assert versions == [(0, 0), (1, 0), (2, 0), (3, 2), (4, 2), (5, 4)]
+    assert engine.adapter("yesterday")[0] == 4
+
+
 def test_weights_that_do_not_fit_an_adapter_change_nothing() -> None:
     served = Served("qwen2")
     tensors = tensors_of(served.adapters[1])

@@ -149,7 +149,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("critic.weight_decay", "critic.max_grad_norm", "critic.value_clip"),
         *("seed", "deterministic"),
     ),
-    "which weights answer which agent": ("policies.*.follow",),
+    "which weights answer which agent": ("policies.*.follow", "policies.*.every"),
     "what is learned from a row": (
         *("supervised.messages_key", "supervised.tools_key", "supervised.prompt_key", "supervised.response_key"),
         *("supervised.chosen_key", "supervised.rejected_key", "supervised.text_key", "supervised.system_prompt"),

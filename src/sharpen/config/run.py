@@ -121,8 +121,20 @@ class AuxiliaryModelConfig(TunerModelConfig):
 class PolicyConfig(Strict):
     """A further policy over the same model, for the calls of the agent of its name (docs/use/policies.md)."""
 
-    follow: Literal["original"] = "original"
-    """Whose weights it has: `original` is the model before training. It never trains."""
+    follow: Literal["original", "trained"] = "original"
+    """Whose weights it has: `original` is the model before training, `trained` a snapshot of the policy that is
+    trained. It never trains. In evaluations it is the original."""
+    every: int | None = Field(default=None, ge=1)
+    """With `trained`: after how many policy versions the snapshot is renewed, which is 1 to so many versions old."""
+
+    @model_validator(mode="after")
+    def _every_is_for_snapshots(self) -> Self:
+        if (self.follow == "trained") != (self.every is not None):
+            raise ValueError(
+                "follow: trained needs every, the policy versions after which its snapshot is renewed, and "
+                f"follow: original has none; got follow: {self.follow}, every: {self.every}"
+            )
+        return self
 
 
 class JudgeFloorConfig(Strict):

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sharpen.config.sections import GatewayConfig
-from sharpen.contracts import Engine
+from sharpen.contracts import ORIGINAL, Engine
 from sharpen.errors import ConfigError, EngineLostError, ImageError
 from sharpen.gateway.answers import Delta, Head, Writer
 from sharpen.gateway.body import MAX_ITEMS, decode
@@ -120,7 +120,7 @@ class Gateway:
         )
         self._formats = formats
         self._lacks_tool_format = tool_call_parser == AUTO and formats.tool is None
-        self._sampler = Sampler(engine, self._renderer, self.busy, formats, self.adapters, self._policies)
+        self._sampler = Sampler(engine, self._renderer, self.busy, formats, self.adapters)
         self._album = album or Album(lack=f"the model {model_name} reads only text")
         self._threads = ThreadPoolExecutor(MAX_DECODING, thread_name_prefix="sharpen-requests")
         self._max_calls = max_calls
@@ -141,12 +141,14 @@ class Gateway:
         max_calls: int | None = None,
         record: bool = True,
         tally: Tally | None = None,
+        original: bool = False,
     ) -> Session:
         """Open a session for one rollout. From any thread.
 
         `sampling` replaces the defaults; if its temperature is 0, every call is greedy whatever the agent asks for
-        (evaluation). `record=False` keeps no calls. `tally` counts calls and tokens, and may refuse them. Raises
-        `EngineLostError` once a call has found the engine lost.
+        (evaluation). `record=False` keeps no calls. `tally` counts calls and tokens, and may refuse them. With
+        `original`, every policy is the original model (evaluation). Raises `EngineLostError` once a call has found the
+        engine lost.
         """
         if self._lost is not None:
             raise EngineLostError(str(self._lost))
@@ -174,6 +176,7 @@ class Gateway:
             loop=self.loop,
             owner=self._who_calls(),
             tally=tally,
+            policies=dict.fromkeys(self._policies, ORIGINAL) if original else self._policies,
         )
         self._keys.add(key, session)
         return session

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -156,11 +156,10 @@ class Sampler:
         busy: BusyClock,
         formats: Formats,
         adapters: Collection[str] = (),
-        policies: Mapping[str, str] | None = None,
     ) -> None:
-        """`busy` runs while the engine has a request. A call of an agent with one of the `policies` gets its adapter,
-        one that asks for one of the `adapters` that."""
-        self._adapters, self._policies = adapters, policies or {}
+        """`busy` runs while the engine has a request. A call of an agent with a policy (`Session.policies`) gets its
+        adapter, one that asks for one of the `adapters` that."""
+        self._adapters = adapters
         self._engine, self._renderer, self._busy = engine, renderer, busy
         self._tool_format, self._reasoning_format = formats.tool, formats.reasoning
 
@@ -223,7 +222,7 @@ class Sampler:
             on_tokens=None if reader is None else reader.add,
             pictures=entry.prompt.pictures,
             prompt_logprobs=entry.request.prompt_logprobs,
-            adapter=self._adapter(entry),
+            adapter=self._adapter(session, entry),
         )
         try:
             with self._busy:
@@ -239,9 +238,9 @@ class Sampler:
             raise ApiError("'echo' with 'logprobs': this engine gives no logprobs of a prompt.", param="echo")
         return generation
 
-    def _adapter(self, entry: Entry) -> str:
+    def _adapter(self, session: Session, entry: Entry) -> str:
         asked = entry.request.model if entry.request.model in self._adapters else ""
-        return self._policies.get(entry.agent, asked)
+        return session.policies.get(entry.agent, asked)
 
     def _reader(self, request: CallRequest, prompt: Prompt, number: int, give: Give) -> AnswerReader:
         plain, reasoning = request.plain_text, self._reasoning_format

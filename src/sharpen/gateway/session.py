@@ -141,6 +141,7 @@ class Session:
         loop: asyncio.AbstractEventLoop,
         owner: Caller | None = None,
         tally: Tally | None = None,
+        policies: Mapping[str, str] | None = None,
     ) -> None:
         self.rollout_id = rollout_id
         self.owner = owner
@@ -150,6 +151,8 @@ class Session:
         self.max_calls = max_calls
         self.tally = tally
         """Counts the calls and tokens of an auxiliary model, and may refuse calls."""
+        self.policies = policies or {}
+        """The adapters that answer agents, by the agent's name."""
         self.history = History()
         self.memory = Memory()
         self.arrival = asyncio.Lock()

@@ -14,6 +14,7 @@ know what is computed in them, nor what a run does next.
 - `engine_choice`: which engine serves a run, and how many of it this machine can hold
 - `engines`: loads a model into an engine, and makes its gateway
 - `policies`: what the engine serves beside the trained weights: opponents
+- `snapshots`: checkpoints hold those of them that follow the trained policy
 - `trainers`: makes the trainer, in one process or several
 - `ranks/`: a trainer in several processes
 - `model_formats`: how a model writes tool calls, from its files

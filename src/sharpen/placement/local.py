@@ -24,7 +24,7 @@ from sharpen.placement.place import Place, Serving
 from sharpen.placement.policies import adapters_of, train_beside
 from sharpen.placement.probe import sample_probes
 from sharpen.placement.serving import ServingThread
-from sharpen.placement.sessions import attempt_runner, opened, openers, user_functions
+from sharpen.placement.sessions import attempt_runner, opened, opener, openers, user_functions
 from sharpen.types import Experience, IntArray, Mode
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class LocalServing:
             functions = user_functions(job)
             self.runner = RolloutRunner(
                 attempt_runner(functions, config.rollout),
-                self.modes["sampled"],
+                opener(self.gateway.open, self.auxiliary),
                 config.rollout,
                 config.algorithm.group_size,
                 config.seed,

@@ -11,22 +11,35 @@ from typing import TYPE_CHECKING
 
 from sharpen.config.run import PolicyConfig
 from sharpen.config.trainer import LoraConfig
+from sharpen.contracts import ORIGINAL
 
 if TYPE_CHECKING:
     from sharpen.contracts import Engine
 
+Policies = Mapping[str, PolicyConfig]
 
-def train_beside(engine: Engine, policies: Mapping[str, PolicyConfig], lora: LoraConfig | None) -> None:
-    """Let the engine keep the original weights beside the trained ones, if there are policies (`run.decide`)."""
+
+def train_beside(engine: Engine, policies: Policies, lora: LoraConfig | None) -> None:
+    """Let the engine keep the original weights and snapshots beside the trained ones, if there are policies
+    (`run.decide`)."""
     if not policies:
         return
     from sharpen.engine.embedded.engine import EmbeddedEngine
 
     assert isinstance(engine, EmbeddedEngine)
     assert lora is not None
-    engine.train_beside(lora)
+    engine.train_beside(lora, snapshots_of(policies))
 
 
-def adapters_of(policies: Mapping[str, PolicyConfig]) -> Mapping[str, str]:
+def adapters_of(policies: Policies) -> Mapping[str, str]:
     """Return the adapter that answers each policy's calls."""
-    return {name: policy.follow for name, policy in policies.items()}
+    return {name: ORIGINAL if one.every is None else _snapshot(one.every) for name, one in policies.items()}
+
+
+def snapshots_of(policies: Policies) -> dict[str, int]:
+    """Return after how many versions each snapshot is renewed, by its adapter's name; policies may share one."""
+    return {_snapshot(one.every): one.every for one in policies.values() if one.every is not None}
+
+
+def _snapshot(every: int) -> str:
+    return f"snapshot_{every}"

@@ -53,11 +53,12 @@ def own_arguments(evaluation: EvaluationConfig) -> dict[str, Mapping[str, Any]]:
 
 
 def openers(gateway: Gateway, auxiliary: AuxiliaryModels, *, max_tokens: int) -> Mapping[Mode, OpenModels]:
-    """Return the function that opens a rollout's models, for each mode. Both modes record the calls."""
+    """Return the function that opens a rollout's models for an evaluation, in each mode. Both modes record the calls,
+    and have the original model for every policy beside the trained one."""
     greedy = Sampling(temperature=0.0, max_tokens=max_tokens)
     return {
-        "greedy": opener(functools.partial(gateway.open, sampling=greedy), auxiliary),
-        "sampled": opener(gateway.open, auxiliary),
+        "greedy": opener(functools.partial(gateway.open, sampling=greedy, original=True), auxiliary),
+        "sampled": opener(functools.partial(gateway.open, original=True), auxiliary),
     }
 
 

@@ -404,11 +404,13 @@ def _restore(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: E
 
 def _connect_weights(site: Site, serving: Serving | None, trainer: AnyTrainer, step: int) -> None:
     """Choose how the trainer's weights reach the engine, and serve the weights of a continued run."""
+    from sharpen.placement.snapshots import keep_snapshots
     from sharpen.placement.trainers import publish_unmerged_adapters, share_weights
 
     recipe = site.job.recipe
     if serving is not None:
         publish_unmerged_adapters(serving.engine, trainer)
+        keep_snapshots(serving, trainer, recipe.config.policies, site.directory.checkpoint)
         if isinstance(recipe, RolloutRecipe) and not recipe.overlaps:
             share_weights(serving.engine, trainer)
     if site.directory.checkpoint is not None:

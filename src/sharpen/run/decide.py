@@ -101,7 +101,7 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     recipe = _recipe(problems, config)
     _check_machine(problems, config, serves=serves)
     problems.check(check_base, config, engine, serves=True)
-    problems.check(check_policies, config, engine)
+    problems.check(check_policies, config, engine, recipe)
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     if engine is not None:
@@ -308,9 +308,9 @@ def check_base(config: RunConfig, engine: EngineChoice | None, *, serves: bool) 
         )
 
 
-def check_policies(config: RunConfig, engine: EngineChoice | None) -> None:
-    """Raise `ConfigError` if the engine cannot serve `policies` beside the trained one, as adapters over one base; or
-    for a name that is none, or an auxiliary model's."""
+def check_policies(config: RunConfig, engine: EngineChoice | None, recipe: Recipe | None) -> None:
+    """Raise `ConfigError` if the engine cannot serve `policies` beside the trained one, as adapters over one base; for
+    a name that is none, or an auxiliary model's; or if it is not known which snapshot answers beside which version."""
     if not config.policies:
         return
     for name in config.policies:
@@ -332,6 +332,21 @@ def check_policies(config: RunConfig, engine: EngineChoice | None) -> None:
     if lora.base != "own" or lora.experts:
         wrong = f"base is {lora.base!r}" if lora.base != "own" else "experts is true"
         raise ConfigError(f"{given}, but trainer.lora.{wrong}, which leaves no original beside it: leave that out")
+    if any(policy.every is not None for policy in config.policies.values()) and isinstance(recipe, RolloutRecipe):
+        _check_snapshots(config, recipe)
+
+
+def _check_snapshots(config: RunConfig, recipe: RolloutRecipe) -> None:
+    """Raise `ConfigError` unless all rollouts of a step have one version, and the next step has the next."""
+    wrong = ""
+    if recipe.overlaps:
+        wrong = "sync lets rollouts run ahead of the trainer, so that no version of them is one opponent's"
+    elif config.trainer.updates > 1:
+        wrong = "trainer.epochs and trainer.num_minibatches make several versions of each step"
+    elif recipe.algorithm.needs_baseline:
+        wrong = f"{config.algorithm.algorithm_type} compares with greedy rollouts, which are against the original"
+    if wrong:
+        raise ConfigError(f"policies has follow: trained, but {wrong}: leave that out, or follow: original")
 
 
 def refuse_policies(config: RunConfig, what: str) -> None:

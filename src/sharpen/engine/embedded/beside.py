@@ -167,16 +167,22 @@ class Adapters:
     def load(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy new weights, by the names of peft's files, into an adapter. Raises `ModelError`, with nothing changed,
         for a name that there is not, or unless names and shapes are exactly the adapter's."""
+        mine = self.tensors(name)
+        check_adapters({key: tuple(stored.shape) for key, stored in mine.items()}, tensors)
+        with torch.no_grad():
+            for key, stored in mine.items():
+                stored.copy_(tensors[key])
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """Return the stored weights of an adapter by the names of peft's files. Raises `ModelError` for a name that
+        there is not."""
         if name not in self.numbers:
             raise ModelError(f"there is no adapter {name!r}; there are {', '.join(self.numbers) or 'none'}")
         number, mine = self.numbers[name], dict[str, torch.Tensor]()
         for (owner, layer), part in self._stored.items():
             if owner == number:
                 mine |= {f"{PREFIX}{layer}.lora_A.weight": part.down_AC, f"{PREFIX}{layer}.lora_B.weight": part.up_OA}
-        check_adapters({key: tuple(stored.shape) for key, stored in mine.items()}, tensors)
-        with torch.no_grad():
-            for key, stored in mine.items():
-                stored.copy_(tensors[key])
+        return mine
 
     @torch.no_grad()
     def _beside(self, layers: Sequence[tuple[str, nn.Linear]]) -> Beside | None:

@@ -136,7 +136,7 @@ class EmbeddedEngine:
             pictures=self._pictures,
         )
         self._driver: asyncio.Task[None] | None = None
-        self._num_requests, self._trained = 0, BASE
+        self._num_requests, self._trained, self._snapshots = 0, BASE, dict[str, int]()
         self._closed = False
 
     @classmethod
@@ -303,7 +303,7 @@ class EmbeddedEngine:
         """
         self._check_open()
         if self._trained != BASE:
-            await self.load_adapter(_TRAINED, version, tensors)
+            await self._load_trained(version, tensors)
             return
         if self._adapters is not None:
             load_adapters(self._model, tensors)
@@ -323,10 +323,12 @@ class EmbeddedEngine:
         assert self._adapters is None
         return self._stepper.take(adapters, self._model)
 
-    def train_beside(self, lora: LoraConfig) -> None:
+    def train_beside(self, lora: LoraConfig, snapshots: Mapping[str, int] | None = None) -> None:
         """Keep the model's own weights for requests for `ORIGINAL`, and answer all others with an adapter beside them,
-        which has no effect yet: `load` takes its weights, by the names of peft's files. Once, before the first request.
-        Raises `ConfigError` for target modules that the model does not have."""
+        which has no effect yet: `load` takes its weights, by the names of peft's files. `snapshots` are further
+        adapters: each has the weights of an earlier `load`, and gets those that are replaced once they are at least so
+        many versions newer. Once, before the first request. Raises `ConfigError` for target modules that the model does
+        not have."""
         layers: dict[str, LowRank] = {}
         for name in names_to_adapt(self._model, lora):
             weight = self._model.get_submodule(name).weight
@@ -335,9 +337,29 @@ class EmbeddedEngine:
                 up_OA=weight.new_zeros(weight.shape[0], lora.rank),
                 scale=lora.alpha / lora.rank,
             )
-        self.serve_beside([NamedAdapter(name=_TRAINED, folder=Path(), base="", layers=layers)])
+        self._snapshots = dict(snapshots or {})
+        names = (_TRAINED, *self._snapshots)
+        self.serve_beside([NamedAdapter(name=name, folder=Path(), base="", layers=layers) for name in names])
         self._stepper.versions_A[:] = self._stepper.version
         self._trained = self._stepper.adapters.number(_TRAINED) if self._stepper.adapters is not None else BASE
+
+    def adapter(self, name: str) -> tuple[int, dict[str, torch.Tensor]]:
+        """Return the version of an adapter and a copy of its weights, by the names of peft's files. Not while one is
+        loaded. Raises `ModelError` for a name that there is not."""
+        beside = self._stepper.adapters
+        if beside is None:
+            raise ModelError(f"there is no adapter {name!r}: this engine serves none by name")
+        tensors = {key: tensor.clone() for key, tensor in beside.tensors(name).items()}
+        return int(self._stepper.versions_A[beside.numbers[name]]), tensors
+
+    async def _load_trained(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        assert self._stepper.adapters is not None
+        numbers, versions_A = self._stepper.adapters.numbers, self._stepper.versions_A
+        due = [name for name, every in self._snapshots.items() if self.version - versions_A[numbers[name]] >= every]
+        served, replaced = self.adapter(_TRAINED) if due else (0, {})
+        await self.load_adapter(_TRAINED, version, tensors)
+        for name in due:
+            await self.load_adapter(name, served, replaced)
 
     async def load_adapter(self, name: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load new weights of one adapter, by the names of peft's files, between two steps; the others go on. Then no

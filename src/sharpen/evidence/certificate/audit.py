@@ -85,7 +85,7 @@ def audit(
             _check_baseline(tally, group)
         _check_group(tally, group, statuses.get(group.id, []), expected.allowed_statuses[group.id])
         _check_owners(tally, expected.participants[group.id])
-        _check_policies(tally, group.rollouts, rules.frozen)
+        _check_policies(tally, group, rules.frozen)
     _check_failures(tally, delivered, by_id, rules)
     for span in delivered.spans:
         rollout = by_id.get(span.rollout_id)
@@ -181,15 +181,19 @@ def _check_owners(tally: CheckTally, rollouts: Sequence[Rollout]) -> None:
         tally.add(OWNERS, f"rollout {rollout.id}, call {foreign[0]}" if foreign else None)
 
 
-def _check_policies(tally: CheckTally, rollouts: Sequence[Rollout], frozen: Set[str]) -> None:
-    """Check that no call of a frozen policy trains, and that the weights before training, version 0, sampled it."""
-    for rollout in rollouts:
+def _check_policies(tally: CheckTally, group: Group, frozen: Mapping[str, int | None]) -> None:
+    """Check that no call of a frozen policy trains, and which weights sampled it: those before training, version 0, or
+    the last version before the group's that is a multiple of the policy's number."""
+    for rollout in group.rollouts:
         for call in (one for one in rollout.calls if one.agent in frozen):
-            wrong = None
+            every, wrong = frozen[call.agent], None
+            behind = group.version if every is None else (group.version - 1) % every + 1
+            expected = max(0, group.version - behind)
+            others = call.versions_S[call.versions_S != expected]
             if carries_loss(call):
                 wrong = f"rollout {rollout.id}, call {call.index}: trains"
-            elif call.versions_S.any():
-                wrong = f"rollout {rollout.id}, call {call.index}: version {int(call.versions_S.max())}"
+            elif len(others):
+                wrong = f"rollout {rollout.id}, call {call.index}: version {int(others[0])}, not {expected}"
             tally.add(POLICIES, wrong)
 
 

@@ -100,7 +100,9 @@ class Rules:
     kl_in_reward: bool = False
     teacher: bool = False
     expert: bool = False
-    frozen: frozenset[str] = frozenset()
+    frozen: Mapping[str, int | None] = field(default_factory=dict)
+    """The agents whose policies do not train; of one that follows the trained policy, the versions after which it is
+    renewed."""
 
     @classmethod
     def of(cls, config: RunConfig) -> Rules:
@@ -136,7 +138,7 @@ class Rules:
             kl_in_reward=(loss.kl_in or preset.kl_in) == "reward",
             teacher=preset.teacher,
             expert=preset.expert,
-            frozen=frozenset(config.policies),
+            frozen={name: policy.every for name, policy in config.policies.items()},
         )
 
     @property

@@ -9,7 +9,7 @@ gradients of its micro-batches simply add up.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,9 @@ from sharpen.types import Experience
 
 class Trainer:
     """Trains a policy on rollouts or on rows. `version` is the number of updates made to the policy."""
+
+    beside: Callable[[], Mapping[str, Mapping[str, torch.Tensor]]] = dict
+    """Returns what a checkpoint holds of weights that are served beside the trained ones, by file name."""
 
     def __init__(
         self,
@@ -207,7 +210,7 @@ class Trainer:
             policy=self.policy,
             optimizer_tensors=self._optimizer.state_tensors(),
             state={"version": self.version, "position": dict(position), **self._loss.state()},
-            further=self._loss.state_tensors(),
+            further={**self._loss.state_tensors(), **self.beside()},
             team=self._team,
         )
 
