@@ -16,8 +16,7 @@ from sharpen.agent.environments.opening import closing_environment, functions_of
 from sharpen.agent.rollout.signature import name_of
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity import configured_workflow
-from sharpen.config.environment import environment
-from sharpen.config.functions import import_function
+from sharpen.config.functions import import_function, variables
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.problems import Problems
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, EnvironmentConfig, MonitorType, TunerModelConfig
@@ -100,7 +99,7 @@ def _tune(
         problems.raise_found()
     assert found is not None
     resolved, workflow, judge = found
-    with environment(resolved.config), closing_environment(resolved.config.environment):
+    with variables(resolved.config.rollout.env_vars), closing_environment(resolved.config.environment):
         return run_config(resolved, workflow, judge, path)
 
 
@@ -122,7 +121,7 @@ def _resolve_arguments(
 
         named = learns_from_rows(config.algorithm) or config.environment is not None
         chosen = config.workflow if named else None
-    with environment(config):
+    with variables(config.rollout.env_vars):
         if config.environment is not None and judge_func is None and config.judge is not None:
             judge_func = import_function(config.judge)
         workflow = configured_workflow(chosen, judge_func, config)

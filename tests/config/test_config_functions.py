@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from sharpen.config.functions import import_function
+from sharpen.config.functions import import_function, variables
 from sharpen.errors import ConfigError
 
 
@@ -53,3 +54,13 @@ def test_code_that_fails_at_import_is_named_with_its_cause(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"broken_agent\.py fails when it is imported: ModuleNotFoundError") as caught:
         import_function(f"{path}:run")
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_variables_are_there_within_and_as_they_were_afterwards(monkeypatch: pytest.MonkeyPatch):
+    """Red where one that was there before is removed, or one that was not stays."""
+    monkeypatch.setenv("SHARPEN_BEFORE", "kept")
+    monkeypatch.delenv("SHARPEN_NEW", raising=False)
+    with variables({"SHARPEN_BEFORE": "other", "SHARPEN_NEW": "new"}):
+        assert (os.environ["SHARPEN_BEFORE"], os.environ["SHARPEN_NEW"]) == ("other", "new")
+    assert os.environ["SHARPEN_BEFORE"] == "kept"
+    assert "SHARPEN_NEW" not in os.environ

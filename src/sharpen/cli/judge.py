@@ -134,10 +134,10 @@ def _ask(config: RunConfig | None, judge: Callable[..., Any], marks: Sequence[An
         from sharpen.evidence.judges.asking import ask_judge
 
         return ask_judge(judge, marks, times=times)
-    from sharpen.config.environment import environment
+    from sharpen.config.functions import variables
     from sharpen.run.judging import ask_with_models
 
-    with environment(config):
+    with variables(config.rollout.env_vars):
         return ask_with_models(config, judge, marks, times=times)
 
 

@@ -205,9 +205,9 @@ def _loaded(arguments: argparse.Namespace, options: dict[str, Any], file: Config
 def _functions(arguments: argparse.Namespace, resolved: ResolvedConfig) -> Iterator[tuple[Any, Function | None]]:
     """Yield workflow (None if the algorithm needs none) and judge, in their environment."""
     from sharpen.agent.environments.opening import closing_environment
-    from sharpen.config.environment import environment
+    from sharpen.config.functions import variables
 
-    with environment(resolved.config), closing_environment(resolved.config.environment):
+    with variables(resolved.config.rollout.env_vars), closing_environment(resolved.config.environment):
         yield _load_functions(arguments, resolved.config)
 
 

@@ -12,11 +12,10 @@ comes from. It must not know of any room that reads it.
 - `explain`: what is wrong with a configuration, in sentences
 - `problems`: all problems of a run's arguments as one error
 - `rows`: reads datasets: tasks to train on, or plain rows
-- `functions`: imports the functions that YAML names
+- `functions`: imports the functions that YAML names, and sets the variables that they find
 - `doors`: finds parts that others bring, by import path or entry point
 - `resuming`: which settings may change when a run continues, and why
 - `recorded`: when a run last recorded something
 - `secrets`: what is secret in settings and texts, and what stands in its place
-- `environment`: the environment variables that the user's code finds
 - `extras`: the command that installs a missing extra
 """

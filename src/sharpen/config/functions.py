@@ -1,6 +1,7 @@
 """Imports the user's workflow and judge, which YAML names.
 
-In: `package.module:function` or `path/file.py:function`. Out: the function, or a `ConfigError` that says what is wrong.
+In: `package.module:function` or `path/file.py:function`. Out: the function, or a `ConfigError` that says what is wrong;
+the variables of `rollout.env_vars` in its environment.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -110,6 +111,21 @@ def load_file(path: Path, name: str) -> ModuleType:
 def load_place(place: str) -> ModuleType:
     """Load a file or a module. Raises `ConfigError` as `import_function` does."""
     return load_file(Path(place), place) if place.endswith(".py") else _load_module(place, place)
+
+
+@contextmanager
+def variables(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Set the variables of `rollout.env_vars`, and restore the former ones at the end of the block."""
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
