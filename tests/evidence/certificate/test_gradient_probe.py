@@ -51,6 +51,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "grpo",
         {"loss.advantage": "clipv", "loss.advantage_args": {"mu": 0.3, "max_frac": 0.1}},
     ),
+    "a baseline of each token": ("otb", {}),
+    "a baseline of each token, penalties and bfloat16": (
+        "otb",
+        {"loss.kl": "k1", "loss.kl_coef": 0.05, "loss.kl_in": "reward"} | BFLOAT16,
+    ),
     "rows": ("sft", {}),
     "pairs": ("dpo", {"loss.kl": "k2", "loss.kl_coef": 0.1}),
 }

@@ -36,6 +36,7 @@ MUON = ("grpo", {"trainer.optimizer": "muon"})
 MUONS = ("grpo", {"trainer.optimizer": "muon", "trainer.num_minibatches": 2})
 CLIP_B = ("grpo", {"loss.advantage": "clipb", "loss.advantage_args": {"mu": 0.5}})
 CLIP_V = ("grpo", {"loss.advantage": "clipv", "loss.advantage_args": {"mu": 0.5, "max_frac": 0.1}})
+TOKENS = ("otb", {})
 DPPO = ("dppo", {"loss.policy_loss_args": {"low": 1e-3, "high": 1e-3}, **SEVERAL[1]})
 VESPO = ("vespo", SEVERAL[1])
 SEQUENCES = ("grpo", {"loss.sequence_mask": 1e-3, **SEVERAL[1]})
@@ -375,6 +376,7 @@ FAULTS: dict[str, tuple[tuple[str, dict[str, Any]], Fault]] = {
     "tokens compared with their own distribution": (CLIP_B, algorithm(advantage="clipv", advantage_args={"mu": 0.5})),
     "more tokens are left out for their entropy": (CLIP_V, algorithm(advantage_args={"mu": 0.5, "max_frac": 0.2})),
     "tokens compared with those of the step": (CLIP_V, algorithm(advantage="clipb", advantage_args={"mu": 0.5})),
+    "the baseline is the group's mean": (TOKENS, algorithm(advantage="rec")),
     "another bound of the probability": (DPPO, algorithm(policy_loss_args={})),
     "calls are weighed alike": (VESPO, algorithm(policy_loss="reinforce")),
     "calls are weighed as if their advantage were positive": (

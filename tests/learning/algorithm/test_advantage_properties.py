@@ -43,6 +43,7 @@ OF_A_GROUP = [
     "opmd",
     "asymre",
     "rec",
+    "otb",
     "best_of_group",
     "pass_at_k",
     "gigpo",
@@ -51,7 +52,7 @@ OF_A_GROUP = [
 ]
 OF_THE_STEP = ["grpo_batch_std", "gdpo", "reinforceplusplus", "reinforceplusplus_tokens"]
 SCALES = {
-    **dict.fromkeys(["reinforce", "remax", "rae", "rloo", "opmd", "rec", "gigpo", "step_rewards"], 1),
+    **dict.fromkeys(["reinforce", "remax", "rae", "rloo", "opmd", "rec", "otb", "gigpo", "step_rewards"], 1),
     **dict.fromkeys(["grpo", "step_wise_grpo", "best_of_group", "pass_at_k", "maxrl", *OF_THE_STEP], 0),
 }
 

@@ -17,6 +17,7 @@ from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.engine.supports import joined, kept_bits, masks_of, packed
 from sharpen.engine.token_masks import TokenMasks
 from sharpen.errors import CallError, ParityError
+from sharpen.learning.algorithm.token_baseline import sum_of_squares
 from sharpen.learning.trainer.packing import pack
 from sharpen.types import Experience, Sampling
 
@@ -126,6 +127,8 @@ def test_a_token_is_scored_and_pushed_among_its_support_alone(toy_model_dir, rol
         task_id="g",
     )
     policy, (packed_one,) = policy_of(toy_model_dir), pack([one], 400)
+    with torch.no_grad():
+        squares = policy.score(packed_one, statistic=sum_of_squares).statistic_E
     logprob = policy.score(packed_one).logprobs_E
     logprob.sum().backward()
     plain = AutoModelForCausalLM.from_pretrained(toy_model_dir)
@@ -136,6 +139,7 @@ def test_a_token_is_scored_and_pushed_among_its_support_alone(toy_model_dir, rol
     expected.backward()
     assert logits_V.grad.nonzero().flatten().tolist() == [60, 70, 75]
     assert logprob.item() == pytest.approx(expected.item(), abs=1e-5)
+    assert squares.item() == pytest.approx(torch.stack([a, b, c]).softmax(0).square().sum().item(), abs=1e-5)
     for (name, mine), (_, theirs) in zip(policy.parameters(), plain.named_parameters(), strict=True):
         torch.testing.assert_close(
             mine.grad, theirs.grad, atol=1e-5, rtol=1e-3, msg=lambda said, name=name: name + said

@@ -164,6 +164,11 @@ def _not_recomputed(rules: Rules) -> tuple[str, ...]:
             "which tokens lost their advantage to the entropy clip, which needs the weights of every step; the "
             "advantages before the clip were recomputed"
         )
+    if rules.formula.token_baseline:
+        exceptions.append(
+            "the baselines of single tokens, which need the weights of every step; the rewards less their group's "
+            "mean, from which they are subtracted, were recomputed"
+        )
     if rules.expert:
         exceptions.append(
             "the checks rows, mask and rendered of the expert's rows, kept as the run recorded them (the expert's "

@@ -331,6 +331,7 @@ class Formula:
     needs_reward: bool = True
     critic: bool = False
     entropy_clip: bool = False
+    token_baseline: bool = False
     compares: str = "rewards"
     known: bool = True
 
@@ -354,6 +355,7 @@ FORMULAS: Mapping[str, Formula] = {
     "opmd": Formula(numbers=_opmd),
     "asymre": Formula(numbers=_asymre),
     "rec": Formula(numbers=_rec, centred=True),
+    "otb": Formula(numbers=_rec, centred=True, token_baseline=True),
     "best_of_group": Formula(numbers=_best_of_group),
     "every_rollout": Formula(numbers=_every_rollout, group_relative=False, needs_reward=False),
     "pass_at_k": Formula(numbers=_pass_at_k),

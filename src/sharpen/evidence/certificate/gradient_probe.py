@@ -388,6 +388,7 @@ class _Plain:
             episodes=episodes(rules, config) if rules.formula.critic else None,
             critic_rates=_NOT_MADE if rules.formula.critic else None,
             entropy_clip=EntropyClip.of(rules),
+            token_baseline=rules.formula.token_baseline,
             teaching=Teaching.of(config),
             balance=balance,
         )

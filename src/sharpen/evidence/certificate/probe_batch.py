@@ -108,6 +108,7 @@ def plain_sequences(sequences: Sequence[ProbeSequence], kind: Kind) -> list[Plai
             weight *= 1.0 if kind == "pairs" else 1.0 + 0.5 * number
             call = PlainSequence(
                 owner=one.owner,
+                group=one.group,
                 ids_T=torch.from_numpy(one.ids_T[:stop]),
                 places_S=torch.arange(start, stop),
                 recorded_S=torch.zeros(stop - start),

@@ -41,6 +41,7 @@ PRESETS: Mapping[str, Preset] = {
     "decoupled_ppo": Preset(advantage="gae"),
     "rloo": Preset(advantage="rloo"),
     "maxrl": Preset(advantage="maxrl"),
+    "otb": Preset(advantage="otb"),
     "gdpo": Preset(advantage="gdpo"),
     "icepop": Preset(aggregation=_SEQUENCES),
     "reinforce": Preset(advantage="reinforce", aggregation="rollout-mean"),

@@ -10,6 +10,7 @@ knowledge of models, agents or records.
 - `shaping`: rewards of over-long answers, and which rollouts take part
 - `advantages`: an advantage for each call, from rewards
 - `role_baseline`: baselines of roles, which move from step to step
+- `token_baseline`: what each token of a group is compared with, for the least variance
 - `gae`: an advantage for each token, from a critic's values
 - `losses`: the loss of each token
 - `second_moment`: which tokens M2PO trains

@@ -224,6 +224,15 @@ def rec(scores: Scores, *, std_normalize: bool = False) -> FloatArray:
     return scores.per_call(centred_R)
 
 
+def otb(scores: Scores) -> FloatArray:
+    """Return `r - mean of the group`, from which the trainer subtracts a baseline of each token (`token_baseline`): the
+    same as from r, for that baseline is a weighted mean of the group.
+
+    Source: optimal token baseline, arXiv 2602.07078.
+    """
+    return scores.per_call(_centred(scores))
+
+
 def best_of_group(scores: Scores) -> FloatArray:
     """Return 1 for the rollouts with the highest reward of their group, 0 for the others.
 
@@ -378,7 +387,8 @@ class Advantage:
     `spread` returns the largest standard deviation of the values compared within one group; 0 means that the group
     teaches nothing. With `of_tokens`, `function` returns rewards of calls, and `of_tokens` computes from them and the
     critic's values the advantages of single tokens, over a whole rollout or (`per_call`) call by call. `clip` decides
-    from entropies which tokens keep the advantage that `function` returns.
+    from entropies which tokens keep the advantage that `function` returns. With `token_baseline`, the trainer compares
+    each token with its position in the group.
 
     `second` is the formula once more, for the certificate; ours are in `evidence.certificate.formulas`. It shares no
     code with `function`, takes the same parameters, and gets the groups that train, each a sequence of members. A
@@ -401,6 +411,7 @@ class Advantage:
     by_name: bool = False
     by_role: bool = False
     clip: Callable[..., BoolArray] | None = None
+    token_baseline: bool = False
     second: Callable[..., Sequence[Sequence[float | Sequence[float]]]] | None = None
 
     @property
@@ -465,6 +476,12 @@ ADVANTAGES: dict[str, Advantage] = {
     "opmd": Advantage(function=opmd, formula="r - mean_g, or r - tau log mean_g exp(r / tau)"),
     "asymre": Advantage(function=asymre, formula="r - mean_g - baseline_shift"),
     "rec": Advantage(function=rec, formula="r - mean_g", centred=True),
+    "otb": Advantage(
+        function=otb,
+        formula="r - b_t of token t, b_t = Σ_g r W_t / Σ_g W_t, W_t = Σ of 1 - 2 p + Σ_v p_v² up to t",
+        centred=True,
+        token_baseline=True,
+    ),
     "best_of_group": Advantage(function=best_of_group, formula="1 if r = max_g else 0"),
     "every_rollout": Advantage(
         function=every_rollout, formula="1, whatever the reward", group_relative=False, needs_reward=False
@@ -505,9 +522,15 @@ def advantage_named(name: str | Advantage | AdvantageFunction) -> Advantage:
     has a part that the certificate could not compute again."""
     advantage = named("advantages", name, ADVANTAGES, Advantage)
     if not (isinstance(name, str) and name in ADVANTAGES):
-        if advantage.of_tokens is not None or advantage.clip is not None or advantage.by_role:
+        if (
+            advantage.of_tokens is not None
+            or advantage.clip is not None
+            or advantage.by_role
+            or advantage.token_baseline
+        ):
             raise ConfigError(
-                f"{name} has of_tokens, clip or by_role, which only our own advantages have: leave them out"
+                f"{name} has of_tokens, clip, by_role or token_baseline, which only our own advantages have: leave "
+                "them out"
             )
         if advantage.spread not in SPREADS:
             known = ", ".join(sorted(spread.__name__ for spread in SPREADS))

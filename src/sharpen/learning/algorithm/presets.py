@@ -169,10 +169,16 @@ class Algorithm:
         return self.of_advantage.of_tokens is not None
 
     @property
+    def token_baseline(self) -> bool:
+        """Whether the trainer compares each token of a group with its position, see `token_baseline`."""
+        return self.of_advantage.token_baseline
+
+    @property
     def scores_tokens(self) -> bool:
-        """Whether the trainer changes the advantages of single tokens, with a critic's values, KL penalties, or a
-        teacher's logprobs of sampled tokens."""
-        return self.needs_critic or self.teaches_sampled or (self.needs_reference and self.kl_in == "reward")
+        """Whether the trainer changes the advantages of single tokens, with a critic's values, KL penalties, a
+        teacher's logprobs of sampled tokens, or a baseline of each."""
+        penalized = self.needs_reference and self.kl_in == "reward"
+        return self.needs_critic or self.teaches_sampled or self.token_baseline or penalized
 
     @property
     def clips_by_entropy(self) -> bool:
@@ -194,7 +200,8 @@ class Algorithm:
         """Whether tokens with advantage 0 must be computed: they have a gradient from a KL or entropy term, a critic or
         a teacher, what the environment answered has one, or they count in statistics over all tokens."""
         has_gradient = self.needs_reference or self.needs_entropy or self.needs_critic or self.needs_teacher
-        return has_gradient or self.clips_by_entropy or self.masks_tokens or self.echo is not None
+        by_all = self.clips_by_entropy or self.masks_tokens or self.token_baseline
+        return has_gradient or by_all or self.echo is not None
 
     def most_further(self, batch_size: int) -> int:
         """Return how many additional tasks a step of `batch_size` tasks may roll out to replace left-out groups."""
@@ -304,6 +311,13 @@ _ALGORITHMS = (
         policy_loss_args={"clip_low": 0.2, "clip_high": 0.2},
         source="GDPO, arXiv 2601.05242, equations 4 to 6, for several rewards (settings: loss.advantage_args.weights); "
         "clip 0.2, token-mean and no KL are ours.",
+    ),
+    Algorithm(
+        name="otb",
+        advantage="otb",
+        policy_loss_args={"clip_low": 0.2, "clip_high": 0.2},
+        source="OTB, the optimal token baseline, arXiv 2602.07078 (optimal_token_baseline of verl); clip 0.2, "
+        "token-mean and no KL are ours.",
     ),
     Algorithm(
         name="icepop",

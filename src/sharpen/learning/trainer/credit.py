@@ -1,5 +1,5 @@
-"""Computes the advantages of single tokens that need the trainer's models: with a critic, a KL penalty in the reward,
-or a teacher's logprobs of the sampled tokens.
+"""Computes the advantages of single tokens that need the trainer's models: with a critic, a KL penalty in the reward, a
+teacher's logprobs of the sampled tokens, or a baseline of each token.
 
 In: all packs of a step as drawn, with the logprobs of reference and teacher and the critic's values. Out: the same
 packs with an advantage per token, and the returns that the critic learns. This happens once per step, before its first
@@ -9,8 +9,9 @@ The tokens of a rollout are the sampled tokens of its calls, in call order, whic
 critic, the recorded advantage of a call is the reward after its last token: the reward of the rollout, or (`per_call`)
 of that call, in which case GAE ends with the call. A KL penalty is subtracted from the reward of its token. Without a
 critic, the recorded advantage stays, and the penalties from each token to the end of its rollout are subtracted from
-it (as in REINFORCE++, arXiv 2501.03262), after normalization over the group. The teacher's term is added to the
-advantage of its token or, with a critic, to its reward.
+it (as in REINFORCE++, arXiv 2501.03262), after normalization over the group; what is left is compared with the
+baseline of its token, if there are such. The teacher's term is added to the advantage of its token or, with a critic,
+to its reward.
 
 Shape suffixes: S loss tokens of a step, rollout after rollout; E loss entries of a pack.
 """
@@ -30,6 +31,7 @@ from sharpen.learning.algorithm.distill import Distill, sampled_advantages
 from sharpen.learning.algorithm.gae import explained_variance, sums_to_end
 from sharpen.learning.algorithm.kl import estimator
 from sharpen.learning.algorithm.presets import Algorithm
+from sharpen.learning.algorithm.token_baseline import less_baseline
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import IndexArray, Pack
 from sharpen.learning.trainer.scores import PackScores
@@ -45,8 +47,9 @@ class Credit:
     kl: float | None = None
 
 
-def assign(parts: Sequence[Part], algorithm: Algorithm) -> Credit:
-    """Set the advantages and, with a critic, the returns of all parts of a step.
+def assign(parts: Sequence[Part], algorithm: Algorithm, groups: Mapping[str, str] | None = None) -> Credit:
+    """Set the advantages and, with a critic, the returns of all parts of a step. `groups` are the groups of rollouts,
+    by id, needed for a baseline of each token.
 
     Raises `TrainingError` if a value of the critic is NaN or infinite.
     """
@@ -64,8 +67,11 @@ def assign(parts: Sequence[Part], algorithm: Algorithm) -> Credit:
         teacher_S = np.concatenate([_teacher_advantages(part, algorithm.distill) for part in parts])[order_S]
         metrics["distill_divergence"] = -float(teacher_S.mean()) / algorithm.distill.coef
     if not algorithm.needs_critic:
-        advantages_S = recorded_S - sums_to_end(penalties_S, rollouts_S) + teacher_S
-        _set_advantages(parts, _split(parts, order_S, advantages_S))
+        returns_S = recorded_S - sums_to_end(penalties_S, rollouts_S)
+        if algorithm.token_baseline:
+            energies_S = np.concatenate([_numpy(part.energies_E) for part in parts])[order_S]
+            returns_S = less_baseline(returns_S, energies_S, rollouts_S, _groups(parts, groups or {}))
+        _set_advantages(parts, _split(parts, order_S, returns_S + teacher_S))
         return Credit(metrics=metrics, kl=kl)
     values_S = np.concatenate([_numpy(part.values_E) for part in parts])[order_S]
     if not np.isfinite(values_S).all():
@@ -87,11 +93,23 @@ def assign(parts: Sequence[Part], algorithm: Algorithm) -> Credit:
     return Credit(metrics=metrics, kl=kl)
 
 
+def _rollouts(packs: Iterable[Pack]) -> dict[str, int]:
+    """Return the number of each rollout, by its id."""
+    ids = dict.fromkeys(rollout_id for pack in packs for rollout_id in pack.rollout_ids)
+    return {rollout_id: number for number, rollout_id in enumerate(ids)}
+
+
+def _groups(parts: Sequence[Part], groups: Mapping[str, str]) -> IndexArray:
+    """Return the number of each rollout's group."""
+    of_rollouts = [groups[rollout_id] for rollout_id in _rollouts(part.pack for part in parts)]
+    numbers = {group_id: number for number, group_id in enumerate(dict.fromkeys(of_rollouts))}
+    return np.array([numbers[group_id] for group_id in of_rollouts], np.int64)
+
+
 def _order(packs: Sequence[Pack]) -> tuple[IndexArray, IndexArray, np.ndarray]:
     """Sort all loss tokens by rollout and call. Return their indices among the packs' entries, the number of their
     rollout, and whether they are the last of their call."""
-    ids = dict.fromkeys(rollout_id for pack in packs for rollout_id in pack.rollout_ids)
-    numbers = {rollout_id: number for number, rollout_id in enumerate(ids)}
+    numbers = _rollouts(packs)
     rollouts = np.concatenate(
         [np.array([numbers[id_] for id_ in p.rollout_ids], np.int64)[p.rollouts_E] for p in packs]
     )
@@ -130,7 +148,7 @@ def _split(parts: Sequence[Part], order_S: IndexArray, values_S: np.ndarray) -> 
 
 
 def _numpy(tensor_E: torch.Tensor | None) -> np.ndarray:
-    assert tensor_E is not None, "the critic's values of every pack are needed"
+    assert tensor_E is not None, "the scores of every pack are needed"
     return tensor_E.detach().double().cpu().numpy()
 
 

@@ -24,6 +24,7 @@ from sharpen.errors import ParityError
 from sharpen.learning.algorithm.kl import adapt_coefficient
 from sharpen.learning.algorithm.objective import ObjectiveSums, policy_objective
 from sharpen.learning.algorithm.presets import Algorithm
+from sharpen.learning.algorithm.token_baseline import energies, sum_of_squares
 from sharpen.learning.trainer.checkpoint import SavedState, copy_into
 from sharpen.learning.trainer.credit import Credit, assign, clip_by_entropy, mask_tokens
 from sharpen.learning.trainer.critic import Critic
@@ -107,7 +108,11 @@ class RolloutLoss(Loss):
         works = [work for work in works if work.packs]
         self._probed = self._compare(probe, works, [one for batch in batches for one in batch.experiences], version)
         parts = [part for work in works for part in work.parts]
-        self._credit = assign(parts, self.algorithm)
+        if self.algorithm.token_baseline:
+            for part, energies_E in self._each(parts, self._energies):
+                part.energies_E = energies_E
+        groups = {one.rollout_id: one.group_id for batch in batches for one in batch.experiences}
+        self._credit = assign(parts, self.algorithm, groups)
         self._clipped = clip_by_entropy(parts, self._policy, self.algorithm, self._team)
         self._score_proximal(works)
         return works
@@ -239,6 +244,12 @@ class RolloutLoss(Loss):
         later = [part for work in works[1:] for part in work.parts]
         for part, now_E in self._each(later, lambda pack: self._policy.score(pack).logprobs_E):
             part.proximal_E = now_E
+
+    def _energies(self, pack: Pack) -> torch.Tensor:
+        """Return those of a pack's entries, see `algorithm.token_baseline`."""
+        scores = self._policy.score(pack, statistic=sum_of_squares)
+        assert scores.statistic_E is not None
+        return energies(scores.logprobs_E, scores.statistic_E)
 
     def _masked(self, parts: Sequence[Part]) -> tuple[Sequence[Part], dict[str, float]]:
         """Return the parts of an update without the tokens that the policy loss leaves out of it, and metrics."""

@@ -13,7 +13,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sharpen.evidence.certificate.plain.credit import Credit, EntropyClip, Episodes, Tokens, assign, entropy_terms
+from sharpen.evidence.certificate.plain.credit import (
+    Credit,
+    EntropyClip,
+    Episodes,
+    Tokens,
+    assign,
+    entropy_terms,
+    less_baselines,
+    squared_norms,
+)
 from sharpen.evidence.certificate.plain.loss_rules import LossRules
 from sharpen.evidence.certificate.plain.losses import ExpertLoss, divergence
 from sharpen.evidence.certificate.plain.model import PlainModel, PlainSequence
@@ -39,8 +48,9 @@ class PairLoss:
 class PlainStep:
     """A step: its updates with their sequences, each rollout's calls one after the other, repeated `epochs` times.
     `pairs`: rows are pairs of answers. `episodes`: advantages are a critic's. `entropy_clip` leaves tokens out;
-    `teaching` is by another model. `lessons` are an expert's rows in each update, with the loss `expert`. `balance` is
-    the coefficient of the balance loss of experts, 0 for none."""
+    `token_baseline`: each token is compared with its place in the group. `teaching` is by another model. `lessons` are
+    an expert's rows in each update, with the loss `expert`. `balance` is the coefficient of the balance loss of
+    experts, 0 for none."""
 
     updates: Sequence[Sequence[PlainSequence]]
     epochs: int
@@ -50,6 +60,7 @@ class PlainStep:
     episodes: Episodes | None = None
     critic_rates: Rates | None = None
     entropy_clip: EntropyClip | None = None
+    token_baseline: bool = False
     teaching: Teaching | None = None
     lessons: Sequence[Sequence[PlainSequence]] = ()
     expert: ExpertLoss | None = None
@@ -91,6 +102,8 @@ def begin(model: PlainModel, state: State, step: PlainStep, reference: Tensors, 
     credits = assign(
         [_tokens(one, known_S, rules) for one, known_S in zip(sequences, known, strict=True)], values, step.episodes
     )
+    if step.token_baseline:
+        credits = _compared(credits, sequences, model, state.weights)
     if step.teaching is not None and step.teaching.by_sample:
         credits = _taught(credits, sequences, step.teaching, teachers)
     if step.entropy_clip is not None:
@@ -115,6 +128,18 @@ def _tokens(one: PlainSequence, reference_S: Tensor | None, rules: LossRules) ->
         recorded_S = one.recorded_S.to(reference_S)
         divergence_S = divergence(rules, recorded_S, reference_S, recorded_S).double()
     return Tokens(owner=one.owner, advantage=one.advantage, divergence_S=divergence_S, coefficient=rules.kl_coef)
+
+
+def _compared(
+    credits: Sequence[Credit], sequences: Sequence[PlainSequence], model: PlainModel, weights: Tensors
+) -> list[Credit]:
+    """The credits less what each token of a group is compared with."""
+    norms = []
+    for some in model.groups(sequences):
+        with torch.no_grad():
+            for one, logprobs_SV in zip(some, model.distributions(some, weights), strict=True):
+                norms.append(squared_norms(logprobs_SV, one.ids_T[one.places_S]))
+    return less_baselines(credits, [(one.group, one.owner) for one in sequences], norms)
 
 
 def _clipped(

@@ -10,7 +10,7 @@ Shape suffixes: S tokens of a sequence with loss.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -121,6 +121,51 @@ def _estimated(episode: Sequence[tuple[Tokens, Tensor]], rules: Episodes) -> lis
             )
         )
     return credits[::-1]
+
+
+# What each token of a group is compared with (`otb`), a second time.
+#
+# In: the credit of each call's tokens, and the distributions that they were drawn from under the weights before the
+# step's first update. Out: the credit less a mean over the group's tokens at the same place of their rollouts, each
+# weighted by the squared norms of all gradients of logits so far. Written out from arXiv 2602.07078 and
+# `docs/reference/algorithms.md`; nothing is shared with `algorithm.token_baseline`.
+#
+# Shape suffixes: S tokens of a sequence with loss, V vocabulary.
+
+_NO_WEIGHT = 1e-8
+"""Added to the weights before dividing by them."""
+
+
+def squared_norms(logprobs_SV: Tensor, sampled_S: Tensor) -> Tensor:
+    """Return the squared norm of each sampled token's gradient with respect to the logits: 1 for it, less p of each."""
+    gradient_SV = -logprobs_SV.double().exp()
+    gradient_SV.scatter_add_(1, sampled_S[:, None], torch.ones_like(gradient_SV[:, :1]))
+    return (gradient_SV**2).sum(-1)
+
+
+def less_baselines(
+    credits: Sequence[Credit], owners: Sequence[tuple[str, str]], norms: Sequence[Tensor]
+) -> list[Credit]:
+    """Return the credits less the baselines. `owners` are group and rollout of each call, in order."""
+    sums: dict[tuple[str, int], tuple[float, float]] = {}
+    so_far: dict[tuple[str, str], tuple[int, float]] = {}
+    places: list[list[tuple[str, int]]] = []
+    for credit, owner, norms_S in zip(credits, owners, norms, strict=True):
+        place, weight = so_far.get(owner, (0, 0.0))
+        places.append([(owner[0], place + number) for number in range(len(norms_S))])
+        for key, value, norm in zip(places[-1], credit.advantages_S.tolist(), norms_S.tolist(), strict=True):
+            weight += norm
+            above, below = sums.get(key, (0.0, 0.0))
+            sums[key] = above + weight * value, below + weight
+        so_far[owner] = place + len(norms_S), weight
+    baselines = {key: above / (below + _NO_WEIGHT) for key, (above, below) in sums.items()}
+    return [
+        replace(
+            credit,
+            advantages_S=credit.advantages_S - torch.tensor([baselines[key] for key in keys], dtype=torch.float64),
+        )
+        for credit, keys in zip(credits, places, strict=True)
+    ]
 
 
 # Which tokens of a step lose their advantage because training on them lowers the entropy (`clipb`, `clipv`), found a

@@ -116,6 +116,7 @@ PRESETS: Mapping[str, LossRules] = {
     "rloo": _GRPO,
     "maxrl": LossRules(arguments={"clip_low": 0.2, "clip_high": 0.2}),
     "gdpo": LossRules(arguments={"clip_low": 0.2, "clip_high": 0.2}),
+    "otb": LossRules(arguments={"clip_low": 0.2, "clip_high": 0.2}),
     "icepop": LossRules(behaviour="masked", behaviour_low=0.5, behaviour_high=5.0),
     "reinforce": LossRules(policy_loss="reinforce"),
     "remax": LossRules(policy_loss="reinforce"),

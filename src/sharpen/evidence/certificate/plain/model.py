@@ -37,15 +37,16 @@ HEAD = "value_head"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainSequence:
-    """A sequence that trains, of a rollout's call or of a row: its ids (T), the places of its S tokens with loss, and
-    of these the recorded logprobs and the weights (S). `advantage` is that of all of them, `temperature` that of the
-    call. `whole` is whether it is known what they were sampled from; `allowed_SV`, if not from all tokens, are those
-    among which each was. `routes_TLK` are the experts that were recorded for each token, if any were;
-    `pictures` the images in it. `teacher` is the name of the one that teaches it, if several do. `shown` is its
-    beginning, with what the environment answered to the call before. `taught_S` are the recorded logprobs of a teacher
-    behind an endpoint."""
+    """A sequence that trains, of a rollout's call or of a row, with the rollout's group: its ids (T), the places of its
+    S tokens with loss, and of these the recorded logprobs and the weights (S). `advantage` is that of all of them,
+    `temperature` that of the call. `whole` is whether it is known what they were sampled from; `allowed_SV`, if not
+    from all tokens, are those among which each was. `routes_TLK` are the experts that were recorded for each token, if
+    any were; `pictures` the images in it. `teacher` is the name of the one that teaches it, if several do. `shown` is
+    its beginning, with what the environment answered to the call before. `taught_S` are the recorded logprobs of a
+    teacher behind an endpoint."""
 
     owner: str
+    group: str = ""
     ids_T: Tensor
     places_S: Tensor
     recorded_S: Tensor

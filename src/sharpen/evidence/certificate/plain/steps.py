@@ -76,6 +76,7 @@ class RolloutSteps:
             episodes=episodes(rules, config) if rules.formula.critic else None,
             critic_rates=Rates.of(config, critic=True) if rules.formula.critic else None,
             entropy_clip=EntropyClip.of(rules),
+            token_baseline=rules.formula.token_baseline,
             teaching=Teaching.of(config),
             balance=config.trainer.balance_coef,
         )
@@ -124,6 +125,7 @@ class RolloutSteps:
         prompt, sampled = call.prompt_ids_P, call.sampled_ids_S
         sequence = PlainSequence(
             owner=one.rollout_id,
+            group=one.group_id,
             ids_T=torch.tensor(np.concatenate([prompt, sampled]), dtype=torch.long),
             places_S=torch.arange(len(prompt), len(prompt) + len(sampled)),
             recorded_S=torch.tensor(call.logprobs_S),
