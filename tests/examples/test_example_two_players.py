@@ -29,7 +29,7 @@ def test_moves_are_read_from_replies(reply, sticks, taken):
     ("seat", "mine", "theirs", "reward"),
     [
         ("first", ["1", "3"], ["1"], 1.0),
-        ("second", ["1", "3"], ["1"], 1.0),
+        ("second", ["2", "1"], ["1", "1"], 1.0),
         ("second", ["2"], ["1", "2"], -1.0),
         ("first", ["nine"], [], -1.0),
         ("first", ["1"], ["5"], 1.0),
