@@ -84,7 +84,7 @@ BENCHES = (
 )
 EXAMPLES = (
     *("any_command", "ask_or_answer", "count_shapes", "email_search", "frozen_lake", "langgraph_agent"),
-    *("prompt_then_rl", "task_folder"),
+    *("prompt_then_rl", "task_folder", "two_players"),
 )
 PARTS = [
     suite("test-slow"),

@@ -52,6 +52,7 @@ EXAMPLES = {
     "examples/prompt_then_rl/main.py": "tests/examples/test_example_prompt_then_rl.py",
     "examples/reasoning/main.py": "tests/environments/test_example_reasoning.py",
     "examples/task_folder/main.py": "tests/examples/test_example_task_folder.py",
+    "examples/two_players/main.py": "tests/examples/test_example_two_players.py",
 }
 """Scripts of examples, and the test that trains by each of their lines (`different`)."""
 SMALLER = {"--steps", "--batch-size", "--group-size", "--max-tokens", "--max-model-len", "--learning-rate"}
