@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-environments test-verifiers test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos docs environments check format dist release-check bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-growth bench-capacity bench-real bench-view bench-async bench-agentscope bench-trl bench-algorithms bench-gpu clean
+.PHONY: help quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-environments test-verifiers test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos pages docs environments check format dist release-check bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-growth bench-capacity bench-real bench-view bench-async bench-agentscope bench-trl bench-algorithms bench-gpu clean
 
 # Train a real agent on two CPU cores. About three minutes; the first time, .venv is made before.
 quickstart: .venv/installed
@@ -221,6 +221,10 @@ KILLS ?= 50
 # last line is the count. KILLED="--kind 'with Ray'" in an environment that has Ray.
 kills: .venv/installed
 	PYTHONPATH=src:tests $(BIN)/python tests/interrupts/kills.py --kills $(KILLS) --seed $(SEED) $(KILLED)
+
+# Write the pages that are made of the code, which tests compare with it: architecture, commands, settings, faults, models.
+pages: .venv/installed
+	set -e; for one in architecture commands configuration faults models; do $(BIN)/python docs/make_$$one.py; done
 
 # Build the documentation as a site, in build/site. A link or an anchor that leads nowhere is a failure. Pages and docstrings are
 # read, nothing is imported, so that its environment has no more than MkDocs.
