@@ -222,9 +222,9 @@ KILLS ?= 50
 kills: .venv/installed
 	PYTHONPATH=src:tests $(BIN)/python tests/interrupts/kills.py --kills $(KILLS) --seed $(SEED) $(KILLED)
 
-# Write the pages that are made of the code, which tests compare with it: architecture, commands, settings, faults, models.
+# Write the pages that are made of the code. Architecture, commands, settings, faults, models: tests compare them with it.
 pages: .venv/installed
-	set -e; for one in architecture commands configuration faults models; do $(BIN)/python docs/make_$$one.py; done
+	set -e; for page in architecture commands configuration faults models; do $(BIN)/python docs/make_$$page.py; done
 
 # Build the documentation as a site, in build/site. A link or an anchor that leads nowhere is a failure. Pages and docstrings are
 # read, nothing is imported, so that its environment has no more than MkDocs.

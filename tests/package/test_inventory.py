@@ -23,6 +23,7 @@ TARGETS = {
     "test-older-openai": "needs one environment more",
     "soak": "tests/soak/test_soak.py",
     "kills": "tests/interrupts/test_kills.py",
+    "pages": "a developer's; tests compare each page that it writes",
     "chaos": "tests/chaos/test_chaos.py",
     "fuzz-gateway": "tests/gateway/test_fuzz_gateway.py",
 }
