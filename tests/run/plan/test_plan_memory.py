@@ -225,6 +225,18 @@ def test_adapters_train_alone_and_are_their_own_reference(folder: Path) -> None:
     assert found["merged weights"] == 2 * linear  # on their way to the engine
 
 
+def test_adapters_of_policies_lie_in_the_engine_and_nothing_is_merged(folder: Path) -> None:
+    """The trained ones and, once for both policies that follow it, the snapshot; in bfloat16 on a GPU."""
+    adapters = 3 * 4 * ((64 + 64) * 2 + (64 + 32) * 2 + (64 + 160) * 3)
+    follow = {"follow": "trained", "every": 2}
+    for policies, copies in ({"rival": {"follow": "original"}}, 1), ({"rival": follow, "other": follow}, 2):
+        named = {f"policies.{name}": policy for name, policy in policies.items()}
+        found = items(planned(folder, {"trainer.lora": {"rank": 4}, **named}))
+        assert found["engine: adapters"] == copies * 2 * adapters
+        assert "merged weights" not in found
+    assert "engine: adapters" not in items(planned(folder, {"trainer.lora": {"rank": 4}}))
+
+
 def test_a_teacher_and_auxiliary_models_lie_beside(folder: Path, tmp_path: Path) -> None:
     larger = write_config(tmp_path / "larger", model_config(num_hidden_layers=6))
     settings = {

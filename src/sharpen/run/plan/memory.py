@@ -16,6 +16,7 @@ needs most. The rules follow the code:
                                     they share, in recurrent layers
     engine                          its weights in its own type, or the trainer's if both can share them; keys and
                                     values of the slots in use, recurrent states and their snapshots, within the budget;
+                                    with `policies` the trained adapters and each snapshot of them beside its weights;
                                     in one process on a CPU, keys and values are given back before training, and what
                                     that has freed is given back before there are any again
 
@@ -367,10 +368,10 @@ def _gathered(case: Case) -> Iterator[Item]:
 
 
 def _moving(case: Case) -> Iterator[Item]:
-    """Yield copies of weights on their way to the engine: adapters are sent as merged layers; vLLM gets a file in the
-    machine's memory."""
+    """Yield copies of weights on their way to the engine: adapters are sent as merged layers, unless it has the
+    original ones beside them; vLLM gets a file in the machine's memory."""
     sizes = case.models.policy
-    if case.config.trainer.lora is not None and not case.num_in_base:
+    if case.config.trainer.lora is not None and not case.num_in_base and not case.config.policies:
         itemsize = 2 if case.trains_in_bfloat16 else 4
         merged = sizes.block_linear + (sizes.in_experts if case.config.trainer.lora.experts else 0)
         yield Item(role="merged weights", num_bytes=itemsize * merged, when="syncing")
@@ -434,6 +435,10 @@ def engine_items(case: Case, *, certain: bool = False) -> Iterator[Item]:
             yield Item(role=f"{name}: weights", num_bytes=copies * need.weights)
         elif sizes.towers:
             yield Item(role=f"{name}: towers", num_bytes=4 * sizes.towers)  # the text's weights are the trainer's
+        if name == "engine" and (lora := case.config.trainer.lora) is not None and case.config.policies:
+            snapshots = {policy.every for policy in case.config.policies.values()} - {None}
+            each = (2 if case.serves_in_bfloat16 else 4) * sizes.lora_parameters(lora)
+            yield Item(role="engine: adapters", num_bytes=(1 + len(snapshots)) * each)
         if not certain:
             rests = case.on_cpu and not case.vllm and name == "engine" and case.is_synchronous
             during: When = "generating" if rests else "always"  # it is given back before training
