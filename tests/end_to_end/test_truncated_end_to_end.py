@@ -15,9 +15,11 @@ from sharpen.learning.experience.reading import read_groups
 
 
 async def answers(task, model):
-    """One call with the run's sampling, one with the agent's own, and the share of the letter 'e' as reward."""
+    """One call with the run's sampling, one after an answer with the agent's own, and the share of the letter 'e' as
+    reward."""
     ask = [{"role": "user", "content": task["question"]}]
     reply = await model.client.chat.completions.create(model=model.name, messages=ask)
+    ask += [reply.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "go on"}]
     own = await model.client.chat.completions.create(model=model.name, messages=ask, top_p=task["top_p"])
     text = (reply.choices[0].message.content or "") + (own.choices[0].message.content or "")
     return WorkflowOutput(reward=text.count("e") / 12)
@@ -49,12 +51,13 @@ def steps(run_dir):
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "raft"])
-def test_tokens_of_a_truncated_distribution_train_and_are_compared(tmp_path, toy_model_dir, algorithm):
+@pytest.mark.parametrize(
+    ("algorithm", "loss"), [("grpo", None), ("raft", EVERY), ("dppo", {"echo": 0.2}), ("otb", None)]
+)
+def test_tokens_of_a_truncated_distribution_train_and_are_compared(tmp_path, toy_model_dir, algorithm, loss):
     """All tokens are truncated in both steps, by the run or by the agent: all are compared, by the trainer, the
     certificate and its plain loop. Red when supports are lost on the way, when a row gets another's, or when the ratio
     is to the whole distribution."""
-    loss = EVERY if algorithm == "raft" else None
     run_dir = run(
         tmp_path, toy_model_dir, algorithm, group_size=4, loss=loss, agent_top_p=0.9, top_p=0.8, top_k=9, min_p=0.01
     )
@@ -66,6 +69,7 @@ def test_tokens_of_a_truncated_distribution_train_and_are_compared(tmp_path, toy
         assert row["trainer/logprob_gap_max"] < 1e-4
         assert row["trainer/ratio_max"] == pytest.approx(1.0, abs=1e-4)
         assert row["trainer/grad_norm"] > 0
+        assert ("trainer/echo_loss" in row) == (algorithm == "dppo")
     written = json.loads((run_dir / "certificate.json").read_text())
     assert written["holds"], written["problems"]
     assert written["truncated_tokens"] == 0
