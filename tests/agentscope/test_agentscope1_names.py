@@ -18,7 +18,7 @@ import sharpen
 from sharpen.errors import NotIncludedError
 
 NOT_INCLUDED = {"TinkerConfig"}
-OWN = {"TunerModelConfig": {"top_k": 0}, "WorkflowOutput": {"call_rewards": None, "train": None}}
+OWN = {"TunerModelConfig": {"top_k": 0, "min_p": 0.0}, "WorkflowOutput": {"call_rewards": None, "train": None}}
 """Fields that AgentScope's class lacks, with their defaults."""
 FOUND = {"tool_call_parser": ("hermes", "auto"), "reasoning_parser": ("deepseek_r1", "auto")}
 """Fields of the model with another default, AgentScope's and ours: the formats are those of the chat template."""
