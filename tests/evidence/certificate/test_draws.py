@@ -2,6 +2,7 @@
 planted faults of the sampler do, in the run and from its records."""
 
 import math
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -227,9 +228,10 @@ FAULTS: dict[str, tuple[Draw, str, int]] = {
         "biased noise: smaller ids",
         3000,
     ),
-    "a seed that never moves on": (stale, "the tokens were", 1600),
+    "a seed that never moves on": (stale, "the tokens were|drew the same tokens more often", 1600),
 }
-"""How tokens are drawn, what is said of it, and the most tokens until then."""
+"""How tokens are drawn, what is said of it (a pattern: time decides which rows meet in a step of the engine), and the
+most tokens until then."""
 
 
 @pytest.mark.parametrize(("draw", "found", "most_tokens"), FAULTS.values(), ids=FAULTS)
@@ -241,10 +243,10 @@ def test_a_fault_of_the_sampler_ends_the_run_and_is_found_from_its_records(
         CertificateError, match="the run certificate is broken, and the step was trained on it"
     ) as error:
         train(tmp_path, model, toy_dataset, draw, steps=6)
-    assert found in str(error.value)
+    assert re.search(found, str(error.value))
     (run,) = tmp_path.glob("*/*")
     certificate = certify(run, logprobs=False)
-    assert any(found in problem for problem in certificate.problems)
+    assert any(re.search(found, problem) for problem in certificate.problems)
     assert [check.name for check in certificate.checks if check.broken] == ["draws"]
     assert sum(check.checked for check in certificate.checks if check.name == "draws") < most_tokens
     assert not recorded_certificate(run).holds
