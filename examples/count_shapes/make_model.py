@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from count_shapes.make_data import MOST, SHAPES, draw_picture
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from parts.word_tokenizer import sampling_of, word_tokenizer
+from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-END, IMAGE = "<|im_end|>", "<|image_pad|>"
+IMAGE = "<|image_pad|>"
 IMAGE_TOKENS = {
     "vision_start_token": "<|vision_start|>",
     "vision_end_token": "<|vision_end|>",
@@ -52,9 +52,7 @@ def make_model(folder: Path, *, seed: int = 0, steps: int = 200) -> Path:
     tokenizer, reader = make_tokenizer(), make_reader()
     model = new_model(tokenizer)
     teach(model, tokenizer, reader, steps=steps, seed=seed)
-    model.generation_config = GenerationConfig(
-        do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = sampling_of(tokenizer)
     tokenizer.save_pretrained(folder)
     reader.save_pretrained(folder)
     model.save_pretrained(folder)
@@ -63,20 +61,7 @@ def make_model(folder: Path, *, seed: int = 0, steps: int = 200) -> Path:
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """One token for each word of the questions and answers, and `?` for all else."""
-    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="?"))
-    words.pre_tokenizer = pre_tokenizers.Split(Regex(r"[a-z]+|[\s\S]"), "isolated")
-    words.decoder = decoders.Fuse()
-    words.add_special_tokens([AddedToken(token, special=True) for token in ("<|endoftext|>", "<|im_start|>", END)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        eos_token=END,
-        pad_token="<|endoftext|>",
-        unk_token="?",
-        model_max_length=CONTEXT,
-        clean_up_tokenization_spaces=False,
-        chat_template=TEMPLATE,
-        extra_special_tokens=IMAGE_TOKENS,
-    )
+    return word_tokenizer(WORDS, context=CONTEXT, chat_template=TEMPLATE, extra_special_tokens=IMAGE_TOKENS)
 
 
 def make_reader() -> Any:

@@ -9,15 +9,10 @@ and then, which is enough to begin with.
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from parts.word_tokenizer import sampling_of, word_tokenizer
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-END = "<|im_end|>"
 WORDS = ("?", "system", "user", "assistant", "left", "down", "right", "up", "\n", "P", "S", "F", "H", "G")
-TEMPLATE = """{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{{- '<|im_start|>assistant\\n' if add_generation_prompt }}"""
 CONTEXT = 8192
 
 
@@ -41,9 +36,7 @@ def make_model(folder: Path, seed: int = 0) -> Path:
         dtype="float32",
     )
     model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = sampling_of(tokenizer)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -51,16 +44,4 @@ def make_model(folder: Path, seed: int = 0) -> Path:
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """One token for each word of the game, for each letter of a map, and `?` for all else."""
-    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="?"))
-    words.pre_tokenizer = pre_tokenizers.Split(Regex(r"[a-z]+|[\s\S]"), "isolated")
-    words.decoder = decoders.Fuse()
-    words.add_special_tokens([AddedToken(token, special=True) for token in ("<|endoftext|>", "<|im_start|>", END)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        eos_token=END,
-        pad_token="<|endoftext|>",
-        unk_token="?",
-        model_max_length=CONTEXT,
-        clean_up_tokenization_spaces=False,
-        chat_template=TEMPLATE,
-    )
+    return word_tokenizer(WORDS, context=CONTEXT)

@@ -8,17 +8,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from parts.word_tokenizer import sampling_of, word_tokenizer
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from two_players.game import MOST, sight
 from two_players.make_data import LARGEST
 
-END = "<|im_end|>"
 WORDS = ("?", "system", "user", "assistant", "\n", *map(str, range(1, LARGEST + 1)))
-TEMPLATE = """{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{{- '<|im_start|>assistant\\n' if add_generation_prompt }}"""
 CONTEXT = 256
 LESSONS = 200
 
@@ -31,9 +26,7 @@ def make_model(folder: Path, seed: int = 0, lessons: int = LESSONS) -> Path:
     torch.manual_seed(seed)
     model = new_model(tokenizer)
     teach(model, tokenizer, lessons)
-    model.generation_config = GenerationConfig(
-        do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = sampling_of(tokenizer)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     return folder
@@ -41,19 +34,7 @@ def make_model(folder: Path, seed: int = 0, lessons: int = LESSONS) -> Path:
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """One token for each number of the game, and `?` for all other words."""
-    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="?"))
-    words.pre_tokenizer = pre_tokenizers.Split(Regex(r"[a-z]+|[0-9]+|[\s\S]"), "isolated")
-    words.decoder = decoders.Fuse()
-    words.add_special_tokens([AddedToken(token, special=True) for token in ("<|endoftext|>", "<|im_start|>", END)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        eos_token=END,
-        pad_token="<|endoftext|>",
-        unk_token="?",
-        model_max_length=CONTEXT,
-        clean_up_tokenization_spaces=False,
-        chat_template=TEMPLATE,
-    )
+    return word_tokenizer(WORDS, context=CONTEXT, pattern=r"[a-z]+|[0-9]+|[\s\S]")
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
