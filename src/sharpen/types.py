@@ -2,8 +2,8 @@
 
 The flow of data: `Task` -> `Rollout` (of `Call`s) -> `Group` -> `Experience`.
 
-Array shape suffixes: P prompt tokens of a call, S sampled tokens of a call, T tokens of a merged sequence, N computed
-tokens of a call or sequence, L layers with experts, K experts of a token.
+Array shape suffixes: P prompt tokens of a call, S sampled tokens of a call, R the same text in a teacher's tokens,
+T tokens of a merged sequence, N computed tokens of a call or sequence, L layers with experts, K experts of a token.
 """
 
 from __future__ import annotations
@@ -110,6 +110,18 @@ class Supports:
     packed: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reread:
+    """A call as a teacher with other tokens reads it (R tokens of the answer, after its own prompt). The text of the
+    answer is divided where tokens of both models end: `chunks_S` has the number of each sampled token's chunk,
+    `chunks_R` that of each of the teacher's. Both rise from 0, by at most 1."""
+
+    prompt_ids_P: IntArray
+    answer_ids_R: IntArray
+    chunks_S: IntArray
+    chunks_R: IntArray
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """A span of the agent's own OpenTelemetry traces: both ids in hexadecimal, as trace viewers show them."""
@@ -205,7 +217,7 @@ class CallStatus(StrEnum):
     """What happened to a call's response."""
 
     USED = "used"  # the response was delivered to the agent
-    LEFT_OUT = "left_out"  # delivered, but the workflow left it out of the experiences it returned: never trained
+    LEFT_OUT = "left_out"  # delivered, but left out by the workflow, or as no text for the teacher: never trained
     UNUSED = "unused"  # delivered as one of several choices (`n` > 1), but the agent used another: never trained
     ABANDONED = "abandoned"  # cancelled, timed out, retried by the client, or undelivered: never trained
     FOREIGN = "foreign"  # made by another rollout's code and refused: never trained, and both rollouts fail
@@ -456,7 +468,8 @@ class Experience:
     not (None: nobody asks); each is in one sequence of its rollout. `teacher` is the name of the one that scores the
     sequence, if there are several (`distill.teachers`). With `distill.context` it reads the ids `told_P` in place of
     the first `num_untold`, which are the first call's prompt. `taught_T` are the logprobs that a teacher behind an
-    endpoint gave the tokens with loss, 0 elsewhere.
+    endpoint gave the tokens with loss, 0 elsewhere. `rereads` has each call with loss, by index, as a teacher with
+    other tokens reads it.
 
     `advantages_T` and `weights_T` are filled when a batch is drawn. The loss of a batch is
     `sum(weights_T * per_token_loss_T)`: the weights already include the aggregation mode and the normalization over the
@@ -484,6 +497,7 @@ class Experience:
     num_untold: int = 0
     shown_T: BoolArray | None = None
     taught_T: FloatArray | None = None
+    rereads: Mapping[int, Reread] = field(default_factory=dict)
 
     @property
     def truncated_T(self) -> BoolArray:

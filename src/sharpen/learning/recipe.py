@@ -235,8 +235,8 @@ class EngineChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Generic[R]):
-    """A recipe with the user's functions on this machine: the folders of the model and of the teachers by name, and the
-    engine. `workflow` is None if the run learns from rows and evaluates no agent. `engine` is None in that case and on
+    """A recipe with the user's functions on this machine: the folders of the model and of the teachers by name, of
+    which those in `read_anew` have other tokens than the model; and the engine. `workflow` is None if the run learns from rows and evaluates no agent. `engine` is None in that case and on
     Ray, where the machines are not known yet. `adapters` are those that the engine serves beside the model's own
     weights; None: it is given whole weights. `notices` are lines about settings that this machine overrides."""
 
@@ -245,6 +245,7 @@ class Job(Generic[R]):
     judge: Callable[..., Any] | None
     folder: Path
     teachers: Mapping[str, Path] = field(default_factory=dict)
+    read_anew: frozenset[str] = frozenset()
     engine: EngineChoice | None = None
     adapters: LoraConfig | None = None
     notices: tuple[str, ...] = ()

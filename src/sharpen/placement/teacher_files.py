@@ -1,6 +1,7 @@
-"""Finds the teachers' files and checks that their vocabulary is that of the trained model, before weights are loaded.
+"""Finds the teachers' files and compares their vocabulary with that of the trained model, before weights are loaded.
 
-In: where the teachers are, the model. Out: their folders, or a `ConfigError` that names the first token that differs.
+In: where the teachers are, the model. Out: their folders, and which of them have other tokens; or a `ConfigError` that
+names the first token that differs, where such a teacher cannot be used.
 """
 
 from __future__ import annotations
@@ -33,22 +34,42 @@ def teacher_folders(config: DistillConfig, algorithm: Algorithm, own: Path) -> d
     if not config.models:
         raise ConfigError(
             f"{algorithm.name!r} learns from a teacher: set distill.teacher_path to a Hugging Face "
-            "model with the same vocabulary (or own_weights and context: the model teaches itself)"
+            "model (or own_weights and context: the model teaches itself)"
         )
     return {name: model_folder(path, setting=setting_of_teacher(name)) for name, path in config.models.items()}
 
 
-def check_teachers(config: DistillConfig, model: TunerModelConfig, folder: Path, folders: Mapping[str, Path]) -> None:
-    """Raise `ConfigError` if a teacher cannot score the tokens of the model in `folder`: see `check_teacher`."""
+def check_teachers(
+    config: DistillConfig, algorithm: Algorithm, model: TunerModelConfig, folder: Path, folders: Mapping[str, Path]
+) -> dict[str, str]:
+    """Return the teachers that have other tokens than the model in `folder`, with the first difference. Raise
+    `ConfigError` if a teacher cannot score its tokens: see `compare_teacher`."""
+    found = {}
     for name, own in folders.items() if config.own_weights is None else ():
-        check_teacher(setting_of_teacher(name), config.models[name], model, folder, own)
+        setting, path = setting_of_teacher(name), config.models[name]
+        difference = compare_teacher(setting, model, folder, own)
+        if difference is None:
+            continue
+        found[name] = difference
+        other = f"the teacher in {setting} ({path}) has another vocabulary than the model ({model.model_path})"
+        if algorithm.distill is not None and algorithm.distill.of_vocabulary:
+            raise ConfigError(
+                f"{other}: {difference}; {algorithm.distill.divergence} compares whole distributions: set "
+                "distill.divergence to reverse_sampled, or choose a teacher with the same tokenizer"
+            )
+        if config.context is not None:
+            raise ConfigError(
+                f"{other}: {difference}; distill.context is a text in the model's own prompt: leave it out, or choose "
+                "a teacher with the same tokenizer"
+            )
+    return found
 
 
-def check_teacher(setting: str, path: str, model: TunerModelConfig, folder: Path, teacher_folder: Path) -> None:
-    """Raise `ConfigError` if the teacher of a setting cannot score the tokens of the model in `folder`, or has a
-    shorter context.
+def compare_teacher(setting: str, model: TunerModelConfig, folder: Path, teacher_folder: Path) -> str | None:
+    """Return the first difference between the tokens of the teacher of a setting and those of the model in `folder`;
+    None if there is none. Raise `ConfigError` if it has a shorter context.
 
-    The tokenizers must map every id to the same text, and have the same tokens at the beginning and end of text. The
+    Equal tokenizers map every id to the same text, and have the same tokens at the beginning and end of text. The
     number of embeddings beyond the tokenizer's ids (padding) may differ.
     """
     from transformers import AutoTokenizer
@@ -57,11 +78,6 @@ def check_teacher(setting: str, path: str, model: TunerModelConfig, folder: Path
 
     own = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     teacher = AutoTokenizer.from_pretrained(teacher_folder, trust_remote_code=False)
-    if (difference := _first_difference(own, teacher)) is not None:
-        raise ConfigError(
-            f"the teacher in {setting} ({path}) has another vocabulary than the "
-            f"model ({model.model_path}): {difference}; choose a teacher with the same tokenizer"
-        )
     longest = getattr(
         text_config(read_config(teacher_folder)),
         "max_position_embeddings",
@@ -72,6 +88,7 @@ def check_teacher(setting: str, path: str, model: TunerModelConfig, folder: Path
             f"model.max_model_len is {model.max_model_len}, but the teacher in {setting} reads at "
             f"most {longest} tokens: lower it, or choose another teacher"
         )
+    return _first_difference(own, teacher)
 
 
 def _first_difference(own: Any, teacher: Any) -> str | None:

@@ -83,6 +83,7 @@ def make_trainer(
         planned_updates=total_steps * config.trainer.updates,
         seed=config.seed,
         teachers=job.teachers,
+        read_anew=job.read_anew,
         critic=config.critic,
         probe=tuple(probe),
         engine_dtype=config.engine.dtype,

@@ -452,6 +452,7 @@ def _rollouts(
     from sharpen.evidence.certificate.role_baselines import RoleBaselines
     from sharpen.evidence.diagnose.diagnosis import Watch
     from sharpen.learning.experience.replay import Replay
+    from sharpen.learning.experience.reread import Rereading
     from sharpen.learning.experience.told import Told
     from sharpen.run.rollouts import RolloutSource
 
@@ -472,6 +473,12 @@ def _rollouts(
         replay=replay,
         teacher=site.teacher,
         told=Told.of(recipe.config.distill.context, site.job.folder, [*site.job.teachers.values()]),
+        rereading=Rereading.of(
+            recipe.algorithm.distill,
+            site.job.folder,
+            {name: site.job.teachers[name] for name in sorted(site.job.read_anew)},
+            recipe.config.model.enable_thinking,
+        ),
         baselines=RoleBaselines(progress.roles),
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 from sharpen.agent.agentscope.model import imported_line
 from sharpen.agent.operators.pipeline import ON_ROLLOUTS, ON_TASKS, Pipeline
 from sharpen.agent.rollout.signature import judge_arguments, workflow_arguments
+from sharpen.config.distill import setting_of_teacher
 from sharpen.config.functions import import_function
 from sharpen.config.problems import Problems, refuse
 from sharpen.config.public import MONITORS, DatasetConfig, TunerModelConfig
@@ -110,13 +111,18 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     _check_towers(config, engine, folder)
     notices += (formats_line(config.model, folder),) if serves else ()
     teachers = teacher_folders(config.distill, recipe.algorithm, folder)
-    check_teachers(config.distill, config.model, folder, teachers)
+    others = check_teachers(config.distill, recipe.algorithm, config.model, folder, teachers)
+    notices += tuple(
+        f"{setting_of_teacher(name)}: other tokens than the model's ({difference}), which are compared chunk by chunk"
+        for name, difference in others.items()
+    )
     return Job(
         recipe=recipe,
         workflow=workflow if serves else None,
         judge=judge,
         folder=folder,
         teachers=teachers,
+        read_anew=frozenset(others),
         engine=engine,
         adapters=served_adapters(config, engine, trains=True),
         notices=notices,

@@ -30,6 +30,7 @@ from sharpen.learning.experience.entropies import entropy_sums
 from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.records import Delivery, TaughtRow
 from sharpen.learning.experience.replay import Replay, ReplayGroup, mixed, probe
+from sharpen.learning.experience.reread import Rereading
 from sharpen.learning.experience.told import Told
 from sharpen.learning.recipe import RolloutRecipe
 from sharpen.learning.schedule import Schedule
@@ -60,6 +61,7 @@ class _Step:
     expert_checks: tuple[Check, ...]
     taught: tuple[TaughtRow, ...]
     teaching: Mapping[str, float]
+    teaching_note: str
     roles: Mapping[str, float]
 
     @property
@@ -115,6 +117,7 @@ class RolloutSource:
     replay: Replay | None = None
     told: Told | None = None
     teacher: TeacherEndpoint | None = None
+    rereading: Rereading | None = None
     draws: Draws = field(default_factory=Draws)
     baselines: RoleBaselines = field(default_factory=RoleBaselines)
 
@@ -164,9 +167,14 @@ class RolloutSource:
         """Write the groups to disk, add replayed groups and expert rows, and make the batches of the step."""
         config, algorithm, version = self.recipe.config, self.recipe.algorithm, self.trainer.version
         teaching: Mapping[str, float] = {}
+        note = ""
         if self.teacher is not None:
             found = self.teacher.teach(rolled_out.groups)
             rolled_out, teaching = replace(rolled_out, groups=found.groups), found.metrics
+        elif self.rereading is not None:
+            placed = self.rereading.place(rolled_out.groups)
+            rolled_out, teaching = replace(rolled_out, groups=placed.groups), placed.metrics
+            note = placed.note
         number = progress.step + 1
         for group in rolled_out.groups:
             self.journal.add(group)
@@ -177,6 +185,8 @@ class RolloutSource:
         batches = draw_batches(groups, algorithm, config.trainer.num_minibatches, progress.roles)
         if self.told is not None:
             batches = self.told.join(batches, groups)
+        if self.rereading is not None:
+            batches = self.rereading.join(batches)
         expert_checks: tuple[Check, ...] = ()
         taught: tuple[TaughtRow, ...] = ()
         if self.expert is not None:
@@ -192,6 +202,7 @@ class RolloutSource:
             expert_checks=expert_checks,
             taught=taught,
             teaching=teaching,
+            teaching_note=note,
             roles=roles_after(groups, algorithm, progress.roles),
         )
 
@@ -248,7 +259,7 @@ class RolloutSource:
             step.rolled_out.note(),
             *(f"{alarm}: lower {ages}" for alarm in (trained.alarms if trained is not None else ())),
             _expert_note(step.batches),
-            _untrained_note(groups, trained),
+            step.teaching_note or _untrained_note(groups, trained),
             self.watch.add(step.number, metrics, groups),
         ]
         order, begun = self.supply.position()

@@ -35,7 +35,8 @@ from sharpen.evidence.certificate.plain.optimizers import Rates, State
 from sharpen.evidence.certificate.plain.quantized import FourBits
 from sharpen.evidence.certificate.plain.saved_state import num_weights, sizes_of
 from sharpen.evidence.certificate.plain.steps import episodes, row_loss, without_formula, without_gradient
-from sharpen.evidence.certificate.plain.teacher import Teaching, num_ids_of_teachers, teacher_folders
+from sharpen.evidence.certificate.plain.reread import others
+from sharpen.evidence.certificate.plain.teacher import Teaching, num_ids_of, teacher_folders
 from sharpen.evidence.certificate.plain.update import compute_gradients
 from sharpen.evidence.certificate.probe_batch import (
     LONGEST,
@@ -321,7 +322,9 @@ class _Plain:
     def _batch(self, model: PlainModel, trainer: ProbedTrainer, num_weights: int) -> list[PlainSequence]:
         """Make the batch. Return its calls, with logprobs recorded near the model's own, and the experts that the
         trainer chooses: which are best may be a matter of rounding."""
-        num_ids = min(len(model.module.get_input_embeddings().weight), num_ids_of_teachers(self._config))
+        other = {} if self._rows else others(self._config, self._folder)
+        same = [folder for name, folder in teacher_folders(self._config).items() if name not in other]
+        num_ids = min(len(model.module.get_input_embeddings().weight), num_ids_of(same))
         known = np.setdiff1d(np.arange(num_ids), _reserved(model.module.config.to_dict()))
         room = self._config.model.max_model_len - 14
         long = (_USUAL_WORK // max(1, num_weights) - num_tokens(SHORTEST)) // 2 + SHORTEST
@@ -330,6 +333,7 @@ class _Plain:
             sequences = [replace(one, advantage=0.0) for one in sequences]
         if several := list(self._config.distill.teachers):
             sequences = [replace(one, teacher=several[n % len(several)]) for n, one in enumerate(sequences)]
+        sequences = with_readings(sequences, {name: int(num_ids_of([folder])) for name, folder in other.items()})
         calls = plain_sequences(sequences, self._kind)
         routes = trainer.gradients(experiences(sequences, calls), ()).routes if self._at.has_experts else ()
         calls = with_routes(sequences, calls, routes)

@@ -12,8 +12,8 @@ K experts of a token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from sharpen.evidence.certificate.plain.model import PlainSequence
-from sharpen.types import Experience, RouteArray
+from sharpen.types import Experience, Reread, RouteArray
 
 Ids = npt.NDArray[np.int64]
 Kind = Literal["rollouts", "rows", "pairs"]
@@ -31,6 +31,9 @@ _FAR = tuple(0.35 + 0.01 * number for number in range(25))
 """Log ratios between the weights and the recorded logprobs, on both sides of the losses' clips (0.2 to 0.3) and well
 away from them. The large ones differ, so that their order, which some losses depend on, is no matter of rounding."""
 
+_CHUNKS = ((1, 1), (2, 1), (1, 3), (2, 2))
+"""Tokens of the policy and of a teacher with others that spell the same."""
+
 SHORTEST, LONGEST = 12, 130
 """Tokens of the long prompt: enough to be shared; more than a block of an attention kernel or a chunk of a recurrent
 one. The middle one has `SHORTEST`."""
@@ -38,7 +41,8 @@ one. The middle one has `SHORTEST`."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSequence:
-    """A sequence of an owner (a rollout, a row, a pair): its ids, and for each call its tokens (start, stop)."""
+    """A sequence of an owner (a rollout, a row, a pair): its ids, and for each call its tokens (start, stop), and what
+    a teacher with other tokens reads."""
 
     owner: str
     group: str
@@ -47,6 +51,7 @@ class ProbeSequence:
     advantage: float
     temperature: float = 1.0
     teacher: str = ""
+    rereads: Mapping[int, Reread] = field(default_factory=dict)
 
 
 def probe_sequences(known: Ids, long: int, kind: Kind) -> list[ProbeSequence]:
@@ -93,6 +98,28 @@ def probe_sequences(known: Ids, long: int, kind: Kind) -> list[ProbeSequence]:
     return sequences
 
 
+def with_readings(sequences: Sequence[ProbeSequence], num_ids: Mapping[str, int]) -> list[ProbeSequence]:
+    """Return the sequences; those of teachers with other tokens, of which `num_ids` says how many each has, with
+    readings of their calls: any ids, in chunks of one or more tokens of either."""
+    draw = np.random.default_rng(1)
+    return [replace(one, rereads=_readings(one, draw, num_ids.get(one.teacher, 0))) for one in sequences]
+
+
+def _readings(one: ProbeSequence, draw: np.random.Generator, num_ids: int) -> dict[int, Reread]:
+    found = {}
+    for number, (start, stop) in enumerate(one.calls if num_ids else ()):
+        chunks_S = np.repeat(np.arange(stop - start), [_CHUNKS[n % len(_CHUNKS)][0] for n in range(stop - start)])
+        chunks_S = chunks_S[: stop - start].astype(np.int32)
+        chunks_R = [n for n in range(int(chunks_S[-1]) + 1) for _ in range(_CHUNKS[n % len(_CHUNKS)][1])]
+        found[number] = Reread(
+            prompt_ids_P=draw.integers(num_ids, size=5 + number).astype(np.int32),
+            answer_ids_R=draw.integers(num_ids, size=len(chunks_R)).astype(np.int32),
+            chunks_S=chunks_S,
+            chunks_R=np.array(chunks_R, np.int32),
+        )
+    return found
+
+
 def num_tokens(long: int) -> int:
     """Return how many tokens the plain loop computes for the batch, each call by itself."""
     sequences = probe_sequences(np.arange(2), long, "rollouts")
@@ -117,9 +144,29 @@ def plain_sequences(sequences: Sequence[ProbeSequence], kind: Kind) -> list[Plai
                 temperature=one.temperature,
                 teacher=one.teacher,
             )
+            if number in one.rereads:
+                call = _with_reading(call, one.rereads[number])
             between = torch.arange(one.calls[number - 1][1] if number else start, start)
             found.append(replace(call, shown=call.beginning(between)) if len(between) else call)
     return found
+
+
+def _with_reading(call: PlainSequence, read: Reread) -> PlainSequence:
+    start, count = len(read.prompt_ids_P), len(read.answer_ids_R)
+    own, its = read.chunks_S.tolist(), read.chunks_R.tolist()
+    stretches = [
+        tuple(slice(side.index(chunk), side.index(chunk) + side.count(chunk)) for side in (own, its))
+        for chunk in sorted({*own})
+    ]
+    of_teacher = PlainSequence(
+        owner=call.owner,
+        ids_T=torch.from_numpy(np.concatenate([read.prompt_ids_P, read.answer_ids_R]).astype(np.int64)),
+        places_S=torch.arange(start, start + count),
+        recorded_S=torch.zeros(count),
+        weights_S=torch.zeros(count),
+        temperature=call.temperature,
+    )
+    return replace(call, read=of_teacher, stretches=tuple((first, second) for first, second in stretches))
 
 
 def recorded(calls: Sequence[PlainSequence], logprobs: Sequence[torch.Tensor]) -> list[PlainSequence]:
@@ -188,6 +235,7 @@ def _experience(one: ProbeSequence, calls: Sequence[PlainSequence]) -> Experienc
         weights_T=weights_T,
         teacher=one.teacher,
         shown_T=shown_T & ~mask_T,
+        rereads=one.rereads,
     )
 
 

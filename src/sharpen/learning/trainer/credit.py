@@ -13,6 +13,10 @@ it (as in REINFORCE++, arXiv 2501.03262), after normalization over the group; wh
 baseline of its token, if there are such. The teacher's term is added to the advantage of its token or, with a critic,
 to its reward.
 
+A teacher with other tokens says something of a chunk of them (`trainer.reread`): log teacher - log π of the chunk, where
+log π is the sum over its tokens, so that the policy gradient of the chunk's reverse KL has the whole term at each of
+them. A critic adds up rewards: there it is the reward of the chunk's last token.
+
 Shape suffixes: S loss tokens of a step, rollout after rollout; E loss entries of a pack.
 """
 
@@ -64,8 +68,10 @@ def assign(parts: Sequence[Part], algorithm: Algorithm, groups: Mapping[str, str
         metrics["kl_penalty"] = float(penalties_S.mean())
     teacher_S = np.zeros(len(order_S))
     if algorithm.distill is not None and not algorithm.distill.of_vocabulary:
-        teacher_S = np.concatenate([_teacher_advantages(part, algorithm.distill) for part in parts])[order_S]
-        metrics["distill_divergence"] = -float(teacher_S.mean()) / algorithm.distill.coef
+        terms = [_teacher_terms(part, algorithm.distill) for part in parts]
+        teacher_S, shares_S, ends_S = (np.concatenate(column)[order_S] for column in zip(*terms, strict=True))
+        metrics["distill_divergence"] = -float((teacher_S * shares_S).mean()) / algorithm.distill.coef
+        teacher_S = np.where(ends_S, teacher_S, 0.0) if algorithm.needs_critic else teacher_S
     if not algorithm.needs_critic:
         returns_S = recorded_S - sums_to_end(penalties_S, rollouts_S)
         if algorithm.token_baseline:
@@ -128,11 +134,18 @@ def _divergence(part: Part, algorithm: Algorithm) -> np.ndarray:
     return _numpy(estimator(algorithm.kl)(sampled_E, part.reference_E, sampled_E))
 
 
-def _teacher_advantages(part: Part, distill: Distill) -> np.ndarray:
-    """Return the advantage that the teacher gives each entry."""
+def _teacher_terms(part: Part, distill: Distill) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the advantage that the teacher gives each entry, with the other entries of its chunk; the entry's share of
+    it, so that all terms are counted once; and whether the entry is the last of its chunk."""
     assert part.teacher_E is not None, "the teacher's logprobs of every pack are needed"
-    sampled_E = torch.from_numpy(part.pack.logprobs_E).to(part.teacher_E)
-    return _numpy(sampled_advantages(distill, part.teacher_E, sampled_E))
+    sampled_E, count = part.pack.logprobs_E, part.pack.num_trained_tokens
+    shares_E, ends_E = np.ones(count), np.ones(count, np.bool_)
+    if (chunks_E := part.chunks_E) is not None:
+        sampled_E = np.bincount(chunks_E, sampled_E)[chunks_E].astype(np.float32)
+        shares_E = 1.0 / np.bincount(chunks_E)[chunks_E]
+        ends_E = np.append(np.diff(chunks_E) != 0, [True])
+    terms_E = _numpy(sampled_advantages(distill, part.teacher_E, torch.from_numpy(sampled_E).to(part.teacher_E)))
+    return terms_E, shares_E, ends_E
 
 
 def _set_advantages(parts: Sequence[Part], advantages: Sequence[np.ndarray]) -> None:

@@ -33,7 +33,7 @@ class TrainerPlan:
 
     `model_path` is the policy, the initial critic and, if the algorithm needs one, the frozen reference (with adapters,
     the reference is the policy without them). `teachers` are those of an algorithm with teachers, by name (`Teachers`);
-    they must have the policy's vocabulary. The learning-rate schedule spans `planned_updates`. `probe` holds
+    they must have the policy's vocabulary, but for those in `read_anew` (`Teacher.reads_anew`). The learning-rate schedule spans `planned_updates`. `probe` holds
     continuations of some prompts by an engine with the same weights, which computes in `engine_dtype`; they serve to
     measure rounding.
     """
@@ -45,6 +45,7 @@ class TrainerPlan:
     planned_updates: int
     seed: int = 0
     teachers: Mapping[str, str | Path] = field(default_factory=dict)
+    read_anew: frozenset[str] = frozenset()
     critic: CriticConfig = field(default_factory=CriticConfig)
     probe: Sequence[Experience] = ()
     engine_dtype: DType = "auto"
@@ -92,7 +93,8 @@ def load_roles(plan: TrainerPlan, device: str | torch.device, team: Team, served
         if distill.endpoint is not None:
             loaded[""] = RecordedTeacher(distill.endpoint)
         for name, path in plan.teachers.items():
-            loaded[name] = Teacher.load(path, dtype=config.dtype, device=load_device)
+            anew = name in plan.read_anew
+            loaded[name] = Teacher.load(path, dtype=config.dtype, device=load_device, reads_anew=anew)
             team.divide(loaded[name].model, cpu_offload=offload, keep_head=True)  # the policy is compared with its head
         teachers = Teachers(loaded, num_ranks=team.size)
     return Roles(policy=policy, reference=reference, critic=critic, teachers=teachers, rounding=rounding)

@@ -35,6 +35,7 @@ from sharpen.learning.trainer.model import TrainedModel
 from sharpen.learning.trainer.packing import Pack
 from sharpen.learning.trainer.parity import LogprobGap, Tolerance, check_routes, check_versions, is_comparable
 from sharpen.learning.trainer.reference import Reference
+from sharpen.learning.trainer.reread import Readings
 from sharpen.learning.trainer.scores import to_device
 from sharpen.learning.trainer.teacher import Teachers
 from sharpen.learning.trainer.team import IDLE, Team, backward_idle
@@ -197,12 +198,8 @@ class RolloutLoss(Loss):
                 # All rewards are equal. One group is still computed, to compare logprobs with the engine.
                 kept = [experience for experience in experiences if experience.group_id == experiences[0].group_id]
         parts = self._parts(kept)
-        if (teachers := self._teachers) is not None:
-            for part in parts:
-                teachers.check_ids(part.pack)
-            if self.algorithm.teaches_sampled:
-                for part, logprobs_E in self._each(parts, teachers.logprobs):
-                    part.teacher_E = logprobs_E
+        if self._teachers is not None:
+            self._teach(parts, kept, self._teachers)
         if (critic := self._critic) is not None:
             for part, values_E in self._each(parts, critic.values):
                 part.values_E = values_E
@@ -211,6 +208,21 @@ class RolloutLoss(Loss):
             experts=self._packs(batch.experts) if self.algorithm.expert is not None else [],
             skipped_tokens=_num_loss_tokens(experiences) - _num_loss_tokens(kept),
         )
+
+    def _teach(self, parts: Sequence[Part], experiences: Sequence[Experience], teachers: Teachers) -> None:
+        """Check that the teachers know all ids of these sequences' packs; add what they say of sampled tokens."""
+        same = [part for part in parts if not teachers.read_anew(part.pack.teacher)]
+        anew = [part for part in parts if teachers.read_anew(part.pack.teacher)]
+        readings = Readings([one for one in experiences if teachers.read_anew(one.teacher)])
+        read = [Part(pack=pack) for pack in self._team.packs(readings.sequences, self._max_tokens)]
+        for part in (*same, *read):
+            teachers.check_ids(part.pack)
+        if self.algorithm.teaches_sampled:
+            for part, logprobs_E in self._each(same, teachers.logprobs):
+                part.teacher_E = logprobs_E
+            readings.add((part.pack, logprobs_E) for part, logprobs_E in self._each(read, teachers.logprobs))
+            for part in anew:
+                part.teacher_E, part.chunks_E = readings.of(part.pack)
 
     def _compare(
         self, probe: Sequence[Experience], works: Sequence[Work], experiences: Sequence[Experience], version: int

@@ -36,17 +36,20 @@ _SAMPLED_VALUES = 64
 class Teacher:
     """Owns the weights of the teacher, which never change."""
 
-    def __init__(self, model: TrainedModel) -> None:
+    reads_anew = False
+    """Whether it has other tokens than the policy, and packs of its own: see `trainer.reread`."""
+
+    def __init__(self, model: TrainedModel, *, reads_anew: bool = False) -> None:
         """Take over `model` and freeze it."""
-        self.model = model
+        self.model, self.reads_anew = model, reads_anew
         self._fingerprint = self._hash()  # of the weights as they were loaded
         model.freeze()
         self._num_ids = int(model.module.get_input_embeddings().weight.shape[0])
 
     @classmethod
-    def load(cls, source: str | Path, *, dtype: DType, device: torch.device) -> Teacher:
+    def load(cls, source: str | Path, *, dtype: DType, device: torch.device, reads_anew: bool = False) -> Teacher:
         """Load a Hugging Face model. Raises `ModelError` for unsupported architectures."""
-        return cls(TrainedModel.load(source, dtype=dtype, device=device))
+        return cls(TrainedModel.load(source, dtype=dtype, device=device), reads_anew=reads_anew)
 
     def logprobs(self, pack: Pack) -> torch.Tensor:
         """Return the logprobs of the entries' tokens, shape E. Raises `TrainingError` like `check_ids`."""
@@ -176,6 +179,10 @@ class Teachers:
     def check_ids(self, pack: Pack) -> None:
         """See `Teacher.check_ids`."""
         self.by_name[pack.teacher].check_ids(pack)
+
+    def read_anew(self, name: str) -> bool:
+        """See `Teacher.reads_anew`."""
+        return self.by_name[name].reads_anew
 
     def fingerprint(self) -> str:
         """Return that of the only teacher, or a hash over the names and fingerprints of several."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from sharpen.learning.trainer.packing import Pack
+from sharpen.learning.trainer.packing import IndexArray, Pack
 from sharpen.models.balance import Balance
 from sharpen.types import BoolArray, Experience, FloatArray, HalfArray
 
@@ -43,7 +43,8 @@ class Part:
     """A pack and the scores of its loss entries (shape E), each None if the algorithm does not need it.
 
     `reference_E`, `teacher_E` and `proximal_E` are logprobs of the sampled tokens under the reference, the teacher and
-    the weights before the step's first update. `values_E` are the critic's values before that update, `returns_E` its
+    the weights before the step's first update; of a teacher with other tokens `teacher_E` is that of the entry's chunk,
+    whose number in the pack is in `chunks_E` (None: each entry is its own). `values_E` are the critic's values before that update, `returns_E` its
     targets, `energies_E` those of `algorithm.token_baseline` under the weights before it. `moments_3E` are entropy,
     varentropy and cumulative probability (`scores`) under the policy in the first update on the pack. `balance` is what
     the pack adds to the balance loss of an update.
@@ -56,6 +57,7 @@ class Part:
     pack: Pack
     reference_E: torch.Tensor | None = None
     teacher_E: torch.Tensor | None = None
+    chunks_E: IndexArray | None = None
     proximal_E: torch.Tensor | None = None
     values_E: torch.Tensor | None = None
     returns_E: torch.Tensor | None = None

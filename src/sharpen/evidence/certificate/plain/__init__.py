@@ -14,6 +14,7 @@
 - `credit`: advantages of tokens, and which tokens their entropy leaves out
 - `balance`: the balance loss of experts
 - `teacher`: a teacher's part
+- `reread`: a call as a teacher with other tokens reads it
 - `optimizers`: AdamW and Muon, with rate and clip
 - `quantized`: numbers in 4 and 8 bits
 - `saved_state`: what a checkpoint holds of the trainer

@@ -172,9 +172,11 @@ def _taught(
         recorded = [one.taught_S for one in own if one.taught_S is not None]
         of_teacher = recorded
         if len(recorded) < len(own):
-            of_teacher = logprobs(teachers[own[0].teacher], [replace(one, routes_TLK=None) for one in own], {})
+            read = [one.read or replace(one, routes_TLK=None) for one in own]
+            of_teacher = logprobs(teachers[own[0].teacher], read, {})
         for one, teacher_S in zip(own, of_teacher, strict=True):
-            added[id(one)] = teaching.advantages(teacher_S, one.recorded_S).double()
+            parts = one.stretches or None
+            added[id(one)] = teaching.advantages(teacher_S, one.recorded_S, parts).double()
     return [
         replace(credit, advantages_S=credit.advantages_S + added[id(one)])
         for credit, one in zip(credits, sequences, strict=True)

@@ -43,7 +43,8 @@ class PlainSequence:
     from all tokens, are those among which each was. `routes_TLK` are the experts that were recorded for each token, if
     any were; `pictures` the images in it. `teacher` is the name of the one that teaches it, if several do. `shown` is
     its beginning, with what the environment answered to the call before. `taught_S` are the recorded logprobs of a
-    teacher behind an endpoint."""
+    teacher behind an endpoint. `read` is the sequence as a teacher with other tokens reads it, `stretches` are the
+    tokens with loss, here and there, that spell the same."""
 
     owner: str
     group: str = ""
@@ -60,6 +61,8 @@ class PlainSequence:
     teacher: str = ""
     shown: PlainSequence | None = None
     taught_S: Tensor | None = None
+    read: PlainSequence | None = None
+    stretches: tuple[tuple[slice, slice], ...] = ()
 
     def beginning(self, places_S: Tensor) -> PlainSequence:
         """Return the sequence up to the last of these places, which nobody sampled, with them in place of its own."""

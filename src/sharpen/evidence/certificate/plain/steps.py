@@ -25,6 +25,7 @@ from sharpen.evidence.certificate.plain.loss_rules import LossRules
 from sharpen.evidence.certificate.plain.losses import ExpertLoss
 from sharpen.evidence.certificate.plain.model import PlainSequence
 from sharpen.evidence.certificate.plain.optimizers import Rates
+from sharpen.evidence.certificate.plain.reread import PlainReader, others
 from sharpen.evidence.certificate.plain.teacher import Teaching, teacher_of_row
 from sharpen.evidence.certificate.role_baselines import NO_BASELINE, RoleBaselines
 from sharpen.evidence.certificate.rules import Rules
@@ -49,6 +50,7 @@ class RolloutSteps:
         self._placed = read_step_groups(self._journal)
         self._masks = TokenMasks.of_folder(base)
         self._roles = RoleBaselines()
+        self._readers: dict[str, PlainReader] | None = None
 
     def step(self, step: int) -> PlainStep | str:
         """Return a step, or say why it cannot be repeated."""
@@ -62,7 +64,12 @@ class RolloutSteps:
             [] for _ in range(1 + max((one.update for one, _ in expected), default=-1))
         ]
         for one, before in expected:
-            updates[one.update].append(replace(self._sequence(one, before), teacher=teachers[one.group_id]))
+            sequence = replace(self._sequence(one, before), teacher=teachers[one.group_id])
+            if (reader := self._reader(sequence.teacher, config)) is not None:
+                if not one.call.messages:
+                    return "the messages that its teacher would read are not in run.db any more (journal.keep_steps)"
+                sequence = reader.read(one.call, sequence)
+            updates[one.update].append(sequence)
         lessons = self._lessons(step, config)
         if isinstance(lessons, str):
             return lessons
@@ -80,6 +87,14 @@ class RolloutSteps:
             teaching=Teaching.of(config),
             balance=config.trainer.balance_coef,
         )
+
+    def _reader(self, teacher: str, config: RunConfig) -> PlainReader | None:
+        """What reads calls as this teacher does; None if it has the model's tokens."""
+        if self._readers is None:
+            thinking = config.model.enable_thinking
+            folders = others(config, self._base)
+            self._readers = {name: PlainReader(self._base, folder, thinking) for name, folder in folders.items()}
+        return self._readers.get(teacher)
 
     def _learn_until(self, step: int) -> list[int]:
         """Read the rewards of the steps before this one, once each. Return the steps that are not there."""

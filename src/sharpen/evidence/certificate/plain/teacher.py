@@ -9,7 +9,7 @@ Shape suffixes: S tokens of a sequence with loss, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,18 @@ class Teaching:
         """Whether the sampled tokens alone are compared, which gives them an advantage."""
         return self.divergence == "reverse_sampled"
 
-    def advantages(self, teacher_S: Tensor, recorded_S: Tensor) -> Tensor:
-        """Return what is added to the advantages of sampled tokens: a single sample of -KL(policy || teacher)."""
-        return self.coef * (teacher_S - recorded_S.to(teacher_S))
+    def advantages(
+        self, teacher_S: Tensor, recorded_S: Tensor, stretches: Sequence[tuple[slice, slice]] | None = None
+    ) -> Tensor:
+        """Return what is added to the advantages of sampled tokens: a single sample of -KL(policy || teacher). A
+        teacher with other tokens has those of its own, and each stretch of text is one sample for all its tokens."""
+        recorded_S = recorded_S.to(teacher_S)
+        if stretches is None:
+            return self.coef * (teacher_S - recorded_S)
+        added_S = torch.full_like(recorded_S, torch.nan)
+        for own, its in stretches:
+            added_S[own] = self.coef * (teacher_S[its].sum() - recorded_S[own].sum())
+        return added_S
 
     def losses(self, policy_SV: Tensor, teacher_SV: Tensor) -> Tensor:
         """Return what is added to the loss of each token (S), over the ids that both models have."""
@@ -72,11 +81,11 @@ def teacher_folders(config: RunConfig) -> dict[str, Path]:
     return {name: model_folder(path, setting=setting) for setting, (name, path) in given.items()}
 
 
-def num_ids_of_teachers(config: RunConfig) -> float:
-    """Return how many ids all the models that teach know; infinity without one."""
+def num_ids_of(folders: Iterable[Path]) -> float:
+    """Return how many ids all the models in these folders know; infinity without one."""
     from transformers import AutoConfig
 
-    read = (AutoConfig.from_pretrained(folder, trust_remote_code=False) for folder in teacher_folders(config).values())
+    read = (AutoConfig.from_pretrained(folder, trust_remote_code=False) for folder in folders)
     return min((int(one.get_text_config().vocab_size) for one in read), default=math.inf)
 
 

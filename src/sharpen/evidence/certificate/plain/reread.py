@@ -1,0 +1,167 @@
+"""A call as a teacher with other tokens reads it, found a second time to repeat an update.
+
+In: a recorded call, the folders of both models. Out: the teacher's ids, and the stretches of text that begin and end
+between tokens of both. Both texts are spelled by tokenizers' own stream decoder and compared by characters; nothing is
+shared with `experience.reread` and `experience.alignment`. What a chat template makes of messages is taken from
+`gateway.render`, which wrote the recorded prompts too.
+
+Shape suffixes: T tokens of the teacher's sequence, R those of its answer, S sampled tokens of the call.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers.decoders import DecodeStream
+from transformers import AutoTokenizer
+
+from sharpen.config.run import RunConfig
+from sharpen.errors import CheckpointError
+from sharpen.evidence.certificate.plain.model import PlainSequence
+from sharpen.evidence.certificate.plain.teacher import Teaching, teacher_folders
+from sharpen.gateway.render import Renderer
+from sharpen.gateway.requests import ApiError, render_message
+from sharpen.models.configuration import load_tokenizer
+from sharpen.types import PROMPT_ROLE, Call
+
+_THINKS = "<think>"
+_BEFORE = 8
+"""Ids before the first one whose text is wanted."""
+
+
+def others(config: RunConfig, base: Path) -> dict[str, Path]:
+    """Return the folders of the teachers whose tokens are not those of the model in `base`, by name."""
+    teaching = Teaching.of(config)
+    if teaching is None or not teaching.by_sample:
+        return {}
+    folders = teacher_folders(config)
+    own = _vocabulary(base) if folders else None
+    return {name: folder for name, folder in folders.items() if _vocabulary(folder) != own}
+
+
+def _vocabulary(folder: Path) -> tuple[Mapping[str, int], Any, Any]:
+    read = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return read.get_vocab(), read.bos_token, read.eos_token
+
+
+class PlainReader:
+    """Reads calls of the model in `base` as the teacher in `folder` does."""
+
+    def __init__(self, base: Path, folder: Path, thinking: bool | None) -> None:
+        self._own, self._its = load_tokenizer(base), load_tokenizer(folder)
+        self._own_ends, self._renderer = _end_ids(base), Renderer(self._its)
+        self._kwargs = {} if thinking is None else {"enable_thinking": thinking}
+        self._plain = copy.deepcopy(self._its.backend_tokenizer)
+        self._plain.encode_special_tokens = True
+        self._end = self._end_of_turn()
+
+    def read(self, call: Call, own: PlainSequence) -> PlainSequence:
+        """Return the call's sequence with the teacher's. Raises `CheckpointError` for a call that trained though no
+        teacher can read it."""
+        sampled = call.sampled_ids_S.tolist()
+        over = call.finish_reason == "stop" and sampled[-1] in self._own_ends
+        said = sampled[: len(sampled) - over]
+        prompt = self._prompt(call)
+        text, own_ends = _spelled(self._own, call.prompt_ids_P.tolist(), said)
+        ids = self._encoded(text, prompt)
+        if ids is None or _special(self._own) & {*said} or call.pictures or call.constraint or call.sampling.cuts:
+            raise CheckpointError(f"call {call.index} of {own.owner} was trained, and its teacher cannot read it")
+        its_ends = _spelled(self._its, prompt, ids)[1]
+        met = [0, *(end for end in sorted({*own_ends} & {*its_ends}) if end)]
+        stretches = [
+            (_stretch(own_ends, begin, end), _stretch(its_ends, begin, end)) for begin, end in zip(met, met[1:])
+        ]
+        if over:
+            is_raw = call.messages[0].get("role") == PROMPT_ROLE
+            stretches.append((slice(len(said), len(said) + 1), slice(len(ids), len(ids) + 1)))
+            ids = [*ids, self._its.eos_token_id if is_raw else self._end]
+        read = PlainSequence(
+            owner=own.owner,
+            ids_T=torch.tensor([*prompt, *ids]),
+            places_S=torch.arange(len(prompt), len(prompt) + len(ids)),
+            recorded_S=torch.zeros(len(ids)),
+            weights_S=torch.zeros(len(ids)),
+            temperature=own.temperature,
+        )
+        return replace(own, read=read, stretches=tuple(stretches))
+
+    def _prompt(self, call: Call) -> list[int]:
+        """The teacher's prompt. Reasoning that the policy's prompt opens is open for the teacher too."""
+        first = call.messages[0]
+        if first.get("role") == PROMPT_ROLE:
+            return list(self._its(str(first["content"]))["input_ids"])
+        before = str(self._own.decode(call.prompt_ids_P.tolist(), skip_special_tokens=False))
+        messages = [render_message(one) for one in call.messages]
+        last = messages[-1]
+        goes_on = last["role"] == "assistant" and bool(last["content"])
+        goes_on = goes_on and before.rstrip().endswith(str(last["content"]).rstrip()[-32:])
+        text = self._renderer.render(messages, call.tools, self._kwargs, continue_final=goes_on)
+        before, opened, after = before.rpartition(_THINKS)
+        if opened and not after.strip() and not text.rstrip().endswith(_THINKS):
+            text = f"{text}{opened}{after}"
+        return [int(one) for one in self._renderer.encode(text)]
+
+    def _encoded(self, text: str, prompt: Sequence[int]) -> list[int] | None:
+        """The ids of a text behind a prompt: those of the text alone or, where these spell something else, those behind
+        the end of a line."""
+        alone, line, both = (
+            list(self._plain.encode(one, add_special_tokens=False).ids) for one in (text, "\n", "\n" + text)
+        )
+        for ids in (alone, both[len(line) :]):
+            if _spelled(self._its, prompt, ids)[0] == text:
+                return ids
+        return None
+
+    def _end_of_turn(self) -> int:
+        """The first special token that the template writes behind an answer; else that which ends a text."""
+        rows = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "Two!"}]
+        try:
+            behind = self._renderer.render(rows, (), self._kwargs, closed=True).split("Two!")[-1]
+        except ApiError:
+            behind = ""
+        ids = [int(one) for one in self._renderer.encode(behind)]
+        known = _special(self._its) | _end_ids(Path(self._its.name_or_path))
+        return int(next((one for one in ids if one in known), self._its.eos_token_id))
+
+
+def _spelled(tokenizer: Any, before: Sequence[int], ids: Sequence[int]) -> tuple[str, list[int]]:
+    """Return the text of ids behind others, and for each id the number of characters up to its end; -1 where it ends
+    within a character."""
+    stream, ends, text = DecodeStream(ids=[*before[-_BEFORE:]], skip_special_tokens=False), list[int](), ""
+    for one in ids:
+        piece = stream.step(tokenizer.backend_tokenizer, one)
+        text += piece or ""
+        ends.append(-1 if piece is None else len(text))
+    return text, ends
+
+
+def _stretch(ends: Sequence[int], begin: int, end: int) -> slice:
+    """The tokens between two places of the text."""
+    start = 0 if begin == 0 else ends.index(begin) + 1
+    return slice(start, ends.index(end) + 1)
+
+
+def _special(tokenizer: Any) -> frozenset[int]:
+    return frozenset({*tokenizer.all_special_ids, *_added(tokenizer)})
+
+
+def _added(tokenizer: Any) -> Iterator[int]:
+    for number, token in tokenizer.added_tokens_decoder.items():
+        if token.special:
+            yield number
+
+
+def _end_ids(folder: Path) -> frozenset[int]:
+    """The ids with which a model ends a generation, as its files say."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        ids = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else ids)
+    return frozenset()
