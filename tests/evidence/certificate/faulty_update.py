@@ -14,9 +14,11 @@ import torch
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.evidence.certificate.certify import read_resolved
 from sharpen.evidence.certificate.lineage import read_lineage
+from sharpen.evidence.certificate.plain.reread import others
 from sharpen.evidence.certificate.plain.retrain import Retrained, retrain
 from sharpen.learning.experience.draw import draw_batches
 from sharpen.learning.experience.reading import read_groups_at
+from sharpen.learning.experience.reread import Rereading
 from sharpen.learning.recipe import algorithm_of
 from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.learning.trainer.trainer import Trainer
@@ -82,6 +84,11 @@ class FaultyUpdate:
         algorithm = algorithm_of(config)
         groups = read_groups_at(run / "run.db", read_lineage(run).groups[STEP])
         drawn = draw_batches(groups, algorithm, config.trainer.num_minibatches)
+        base, thinking = Path(config.model.model_path), config.model.enable_thinking
+        rereading = Rereading.of(algorithm.distill, base, others(config, base), thinking)
+        if rereading is not None:
+            rereading.place(groups)
+            drawn = rereading.join(drawn)
         rows = make_expert_rows(config, algorithm, read_expert_rows(config, algorithm), Path(config.model.model_path))
         if rows is not None:
             for _ in range(STEP - 1):
@@ -99,6 +106,7 @@ class FaultyUpdate:
                 seed=config.seed,
                 critic=config.critic,
                 teachers=config.distill.models,
+                read_anew=frozenset(others(config, base)),
             ),
             "cpu",
         )

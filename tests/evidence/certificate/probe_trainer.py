@@ -9,6 +9,7 @@ from typing import Any
 from sharpen.config.load import resolve
 from sharpen.config.run import RunConfig
 from sharpen.evidence.certificate.gradient_probe import WHOLE, GradientProbe, probe_gradients
+from sharpen.evidence.certificate.plain.reread import others
 from sharpen.learning.recipe import recipe_of
 from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.learning.trainer.trainer import Trainer
@@ -35,6 +36,7 @@ def make_trainer(folder: Path, config: RunConfig) -> Trainer:
             planned_updates=1,
             critic=config.critic,
             teachers=config.distill.models,
+            read_anew=frozenset(others(config, folder)),
         ),
         "cpu",
     )

@@ -21,6 +21,7 @@
 - `reference`: the model before training
 - `critic`: a model with a head for values
 - `teacher`: a frozen model to learn from
+- `reread`: what a teacher with other tokens says, chunk by chunk
 - `optimizer`: updates weights: rate, clipping, state
 - `step_start`: back to where a step began, if it fails
 - `parity`: trainer and engine compute the same, or the step fails

@@ -138,10 +138,10 @@ def _teacher_terms(part: Part, distill: Distill) -> tuple[np.ndarray, np.ndarray
     """Return the advantage that the teacher gives each entry, with the other entries of its chunk; the entry's share of
     it, so that all terms are counted once; and whether the entry is the last of its chunk."""
     assert part.teacher_E is not None, "the teacher's logprobs of every pack are needed"
-    sampled_E, count = part.pack.logprobs_E, part.pack.num_trained_tokens
+    sampled_E, count = part.pack.logprobs_E.astype(np.float64), part.pack.num_trained_tokens
     shares_E, ends_E = np.ones(count), np.ones(count, np.bool_)
     if (chunks_E := part.chunks_E) is not None:
-        sampled_E = np.bincount(chunks_E, sampled_E)[chunks_E].astype(np.float32)
+        sampled_E = np.bincount(chunks_E, sampled_E)[chunks_E]
         shares_E = 1.0 / np.bincount(chunks_E)[chunks_E]
         ends_E = np.append(np.diff(chunks_E) != 0, [True])
     terms_E = _numpy(sampled_advantages(distill, part.teacher_E, torch.from_numpy(sampled_E).to(part.teacher_E)))

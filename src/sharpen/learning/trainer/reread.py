@@ -30,6 +30,7 @@ class Readings:
         self.sequences: list[Experience] = []
         self._read: dict[_Key, Reread] = {}
         self._said: dict[_Key, npt.NDArray[np.float64]] = {}
+        self._dtype = torch.float32
         for one in experiences:
             for call in dict.fromkeys(one.calls_T[one.loss_mask_T].tolist()):
                 assert call in one.rereads, f"call {call} of rollout {one.rollout_id} has no text for its teacher"
@@ -39,7 +40,7 @@ class Readings:
     def add(self, scored: Iterable[tuple[Pack, torch.Tensor]]) -> None:
         """Take the teachers' logprobs of packs of `sequences` (shape E of each)."""
         for pack, logprobs_E in scored:
-            values_E = logprobs_E.double().cpu().numpy()
+            values_E, self._dtype = logprobs_E.double().cpu().numpy(), logprobs_E.dtype
             for key, entries in _calls(pack):
                 self._said[key] = np.bincount(self._read[key].chunks_R, values_E[entries])
 
@@ -50,7 +51,7 @@ class Readings:
             own, said_K = self._read[key].chunks_S, self._said[key]
             teacher_E[entries], chunks_E[entries] = said_K[own], num_chunks + own
             num_chunks += len(said_K)
-        return torch.from_numpy(teacher_E.astype(np.float32)), chunks_E
+        return torch.from_numpy(teacher_E).to(self._dtype), chunks_E
 
 
 def _calls(pack: Pack) -> Iterator[tuple[_Key, IndexArray]]:
