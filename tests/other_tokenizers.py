@@ -58,7 +58,9 @@ def llama_like(size: int = 420, scheme: str = "first") -> Any:
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     made.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
-    made.train_from_iterator(WORDS * 4, trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False))
+    made.train_from_iterator(
+        WORDS * 4, trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False)
+    )
     made = _with_special(made, ["<unk>", "<s>", "</s>"])
     made.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -120,9 +122,7 @@ def write_model(folder: Path, tokenizer: Any, *, seed: int = 0, longest: int = 2
         pad_token_id=tokenizer.pad_token_id,
     )
     model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -114,12 +114,14 @@ class Supports:
 class Reread:
     """A call as a teacher with other tokens reads it (R tokens of the answer, after its own prompt). The text of the
     answer is divided where tokens of both models end: `chunks_S` has the number of each sampled token's chunk,
-    `chunks_R` that of each of the teacher's. Both rise from 0, by at most 1."""
+    `chunks_R` that of each of the teacher's. Both rise from 0, by at most 1. `has_special` is whether there are special
+    tokens before the last one."""
 
     prompt_ids_P: IntArray
     answer_ids_R: IntArray
     chunks_S: IntArray
     chunks_R: IntArray
+    has_special: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -236,9 +236,10 @@ class EngineChoice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Generic[R]):
     """A recipe with the user's functions on this machine: the folders of the model and of the teachers by name, of
-    which those in `read_anew` have other tokens than the model; and the engine. `workflow` is None if the run learns from rows and evaluates no agent. `engine` is None in that case and on
-    Ray, where the machines are not known yet. `adapters` are those that the engine serves beside the model's own
-    weights; None: it is given whole weights. `notices` are lines about settings that this machine overrides."""
+    which those in `read_anew` have other tokens than the model; and the engine. `workflow` is None if the run learns
+    from rows and evaluates no agent. `engine` is None in that case and on Ray, where the machines are not known yet.
+    `adapters` are those that the engine serves beside the model's own weights; None: it is given whole weights.
+    `notices` are lines about settings that this machine overrides, and about such teachers."""
 
     recipe: R
     workflow: Callable[..., Any] | None

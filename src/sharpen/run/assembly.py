@@ -478,6 +478,7 @@ def _rollouts(
             site.job.folder,
             {name: site.job.teachers[name] for name in sorted(site.job.read_anew)},
             recipe.config.model.enable_thinking,
+            recipe.config.rollout.max_excluded_share,
         ),
         baselines=RoleBaselines(progress.roles),
     )

@@ -25,6 +25,7 @@ from sharpen.errors import ConfigError
 from sharpen.gateway.caller import with_name
 from sharpen.gateway.routes import Protocols
 from sharpen.learning.algorithm.supervised import learns_from_rows
+from sharpen.learning.experience.reread import Rereading
 from sharpen.learning.recipe import (
     EngineChoice,
     Job,
@@ -112,6 +113,8 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     notices += (formats_line(config.model, folder),) if serves else ()
     teachers = teacher_folders(config.distill, recipe.algorithm, folder)
     others = check_teachers(config.distill, recipe.algorithm, config.model, folder, teachers)
+    reading = {name: teachers[name] for name in others}
+    Rereading.of(recipe.algorithm.distill, folder, reading, config.model.enable_thinking)  # raises, if it cannot
     notices += tuple(
         f"{setting_of_teacher(name)}: other tokens than the model's ({difference}), which are compared chunk by chunk"
         for name, difference in others.items()

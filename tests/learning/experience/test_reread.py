@@ -112,7 +112,11 @@ def test_reasoning_that_the_prompt_opened_is_open_for_the_teacher(folder, tmp_pa
     opened = replace(call, prompt_ids_P=np.concatenate([call.prompt_ids_P, tail]))
     thinks = TURNS.replace("<turn>assistant: {%", "<turn>assistant: <think>\n{%")
     other = write_model(tmp_path, fast(byte_bpe(), eos="<eot>", bos="<bos>", template=thinks))
-    for teacher, given, end in ((folder, opened, ": <think>\n"), (folder, call, "assistant: "), (other, opened, ": <think>\n")):
+    for teacher, given, end in (
+        (folder, opened, ": <think>\n"),
+        (folder, call, "assistant: "),
+        (other, opened, ": <think>\n"),
+    ):
         found = Reader(Policy(folder), teacher, {}).read(given)
         assert isinstance(found, Reread)
         said = "".join(spelled(folder, found.prompt_ids_P))
@@ -150,7 +154,10 @@ def test_what_no_teacher_with_other_tokens_can_read(base, folder, reader) -> Non
             other,
             replace(good, finish_reason="length", sampled_ids_S=np.array([*part, its.get_vocab()["Ã"]], np.int32)),
         ),
-        "messages that the teacher's chat template refuses": (reader, replace(good, messages=({"role": "user", "content": "\ud800"},))),
+        "messages that the teacher's chat template refuses": (
+            reader,
+            replace(good, messages=({"role": "user", "content": "\ud800"},)),
+        ),
     }
     for reason, (own_reader, call) in cases.items():
         assert reason in str(own_reader.read(call)), reason

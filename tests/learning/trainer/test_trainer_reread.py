@@ -109,7 +109,10 @@ def plain_advantages(teacher: Any, one: Experience) -> torch.Tensor:
     for call, read in one.rereads.items():
         said, own = read_alone(teacher, one, call), torch.from_numpy(one.logprobs_T[one.calls_T == call]).double()
         for chunk in read.chunks_S.tolist():
-            found.append(said[torch.from_numpy(read.chunks_R == chunk)].sum() - own[torch.from_numpy(read.chunks_S == chunk)].sum())
+            found.append(
+                said[torch.from_numpy(read.chunks_R == chunk)].sum()
+                - own[torch.from_numpy(read.chunks_S == chunk)].sum()
+            )
     return torch.stack(found)
 
 
@@ -123,7 +126,10 @@ def test_the_first_update_is_adamw_on_the_plain_gradient() -> None:
         weights = torch.from_numpy(one.weights_T[one.loss_mask_T]).double()
         loss = loss - (weights * advantages.float().double() * hf_logprobs(twin, one)).sum()
         for call, read in one.rereads.items():
-            apart += float(torch.from_numpy(one.logprobs_T[one.calls_T == call]).double().sum() - read_alone(teacher, one, call).sum())
+            apart += float(
+                torch.from_numpy(one.logprobs_T[one.calls_T == call]).double().sum()
+                - read_alone(teacher, one, call).sum()
+            )
             count += len(read.chunks_S)
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
@@ -227,8 +233,7 @@ def test_teachers_of_both_kinds() -> None:
     """Each sequence by its own teacher; the ids of one that reads anew may be beyond the policy's."""
     module = make_model("qwen3")
     same, other = make_model("qwen3", seed=5), other_model()
-    alone = [f for f in reread_rollouts(module)]
-    named = [replace(one, teacher="code" if n % 2 else "maths") for n, one in enumerate(alone)]
+    named = [replace(one, teacher="code" if n % 2 else "maths") for n, one in enumerate(reread_rollouts(module))]
     expected = torch.zeros(()).double()
     twin = plain_copy(module)
     for one in named:

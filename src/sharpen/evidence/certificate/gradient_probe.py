@@ -33,9 +33,9 @@ from sharpen.evidence.certificate.plain.loss_rules import LossRules
 from sharpen.evidence.certificate.plain.model import PlainModel, PlainSequence, may_be_read_by_blocks
 from sharpen.evidence.certificate.plain.optimizers import Rates, State
 from sharpen.evidence.certificate.plain.quantized import FourBits
+from sharpen.evidence.certificate.plain.reread import others
 from sharpen.evidence.certificate.plain.saved_state import num_weights, sizes_of
 from sharpen.evidence.certificate.plain.steps import episodes, row_loss, without_formula, without_gradient
-from sharpen.evidence.certificate.plain.reread import others
 from sharpen.evidence.certificate.plain.teacher import Teaching, num_ids_of, teacher_folders
 from sharpen.evidence.certificate.plain.update import compute_gradients
 from sharpen.evidence.certificate.probe_batch import (
@@ -47,6 +47,7 @@ from sharpen.evidence.certificate.probe_batch import (
     plain_sequences,
     probe_sequences,
     recorded,
+    with_readings,
     with_routes,
 )
 from sharpen.evidence.certificate.rules import Rules

@@ -108,13 +108,12 @@ def with_readings(sequences: Sequence[ProbeSequence], num_ids: Mapping[str, int]
 def _readings(one: ProbeSequence, draw: np.random.Generator, num_ids: int) -> dict[int, Reread]:
     found = {}
     for number, (start, stop) in enumerate(one.calls if num_ids else ()):
-        chunks_S = np.repeat(np.arange(stop - start), [_CHUNKS[n % len(_CHUNKS)][0] for n in range(stop - start)])
-        chunks_S = chunks_S[: stop - start].astype(np.int32)
-        chunks_R = [n for n in range(int(chunks_S[-1]) + 1) for _ in range(_CHUNKS[n % len(_CHUNKS)][1])]
+        chunks = [n for n in range(stop - start) for _ in range(_CHUNKS[n % len(_CHUNKS)][0])][: stop - start]
+        chunks_R = [n for n in range(chunks[-1] + 1) for _ in range(_CHUNKS[n % len(_CHUNKS)][1])]
         found[number] = Reread(
             prompt_ids_P=draw.integers(num_ids, size=5 + number).astype(np.int32),
             answer_ids_R=draw.integers(num_ids, size=len(chunks_R)).astype(np.int32),
-            chunks_S=chunks_S,
+            chunks_S=np.array(chunks, np.int32),
             chunks_R=np.array(chunks_R, np.int32),
         )
     return found

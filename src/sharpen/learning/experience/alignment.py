@@ -1,8 +1,9 @@
 """Where two tokenizations of one text meet.
 
-In: the bytes of each token, of both. Out: for each token the number of its chunk: the smallest pieces of the text that
-begin and end between tokens of both. A place within a character is none where they meet: the bytes of a character are
-no text by themselves.
+In: the bytes of the tokens of either. Out: the text, where tokens end in it, and for each token the number of its
+chunk: the smallest pieces of the text that begin and end between tokens of both. A place within a character is none
+where they meet: its bytes are no text by themselves. Bytes that never become text are U+FFFD, as agents read them, one
+for all that follow each other; nor does a chunk end behind one, except at the end of the text.
 
 Sources: the chunks of ALM, arXiv 2503.20083; arXiv 2606.09456 does the same for on-policy distillation.
 
@@ -11,6 +12,8 @@ Shape suffixes: S tokens of one, R tokens of the other.
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,26 +21,32 @@ import numpy.typing as npt
 
 from sharpen.types import IntArray
 
-
-def chunks(one: Sequence[bytes], other: Sequence[bytes]) -> tuple[IntArray, IntArray]:
-    """Return the chunk of each token of the one (S) and of the other (R) tokenization of a text, counted from 0. Every
-    chunk has tokens of both. Both must spell the same bytes."""
-    text = b"".join(one)
-    assert text == b"".join(other), "both are tokens of one text"
-    ends_S, ends_R = _ends(one), _ends(other)
-    shared = np.intersect1d(ends_S, ends_R)
-    within = np.array([_is_within(text, int(end)) for end in shared], np.bool_)
-    shared = shared[~within]
-    return (
-        np.searchsorted(shared, ends_S).astype(np.int32),
-        np.searchsorted(shared, ends_R).astype(np.int32),
-    )
+UNREADABLE = "\N{REPLACEMENT CHARACTER}"
+_RUN = re.compile(f"{UNREADABLE}+")
+_NOWHERE = -1
 
 
-def _ends(pieces: Sequence[bytes]) -> npt.NDArray[np.int64]:
-    return np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+def spelled(pieces: Sequence[bytes]) -> tuple[str, IntArray]:
+    """Return the text of tokens, and for each the number of characters up to its end (S); -1 if no chunk can end
+    there."""
+    decoder, text, ends = codecs.getincrementaldecoder("utf-8")("replace"), "", []
+    for piece in pieces:
+        text = _RUN.sub(UNREADABLE, text + decoder.decode(piece))
+        is_whole = not decoder.getstate()[0] and not text.endswith(UNREADABLE)
+        ends.append(len(text) if is_whole else _NOWHERE)
+    text = _RUN.sub(UNREADABLE, text + decoder.decode(b"", final=True))
+    return text, np.array([*ends[:-1], len(text)][: len(ends)], np.int32)
 
 
-def _is_within(text: bytes, place: int) -> bool:
-    """Whether a place in UTF-8 is within a character: what follows is one of its later bytes."""
-    return place < len(text) and text[place] & 0xC0 == 0x80
+def chunks(one: IntArray, other: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the chunk of each token of the one (S) and of the other (R) tokenization of a text, counted from 0, by
+    where they end in it. Every chunk has tokens of both."""
+    shared = np.intersect1d(one, other)
+    return _numbers(one, shared), _numbers(other, shared)
+
+
+def _numbers(ends: IntArray, shared: npt.NDArray[np.int32]) -> IntArray:
+    """Return for each token how many chunks end before it."""
+    closes = np.isin(ends, shared) & (ends != _NOWHERE)
+    numbers: IntArray = (np.cumsum(closes) - closes).astype(np.int32)
+    return numbers

@@ -5,6 +5,10 @@ In: the groups of a step. Out: the same groups, in which calls that the teacher 
 teacher's prompt is written by its own chat template from the recorded messages, where there are messages. The answer is
 the text of the sampled ids, byte by byte, in the teacher's tokens; both models' end tokens stand for each other.
 
+What the policy can write must not leave a call out where that can be helped: without a teacher such an answer costs
+nothing, and the policy would learn to give it. So special tokens within an answer are text to the teacher, and bytes
+that are none are U+FFFD: it finds both unlikely.
+
 Shape suffixes: S sampled tokens of a call, R tokens of the teacher.
 """
 
@@ -21,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from sharpen.errors import ConfigError, ModelError, TrainingError
-from sharpen.gateway.render import REPLACEMENT, Renderer
+from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, render_message, text_of
 from sharpen.learning.algorithm.distill import Distill
-from sharpen.learning.experience.alignment import chunks
+from sharpen.learning.experience.alignment import UNREADABLE, chunks, spelled
 from sharpen.learning.experience.draw import Batch
 from sharpen.learning.experience.token_bytes import TokenBytes
 from sharpen.models.configuration import load_tokenizer, read_config
@@ -51,19 +55,22 @@ class Policy:
         """Return the text with which the prompt of a call ends."""
         return self._renderer.spell(call.prompt_ids_P[-_TAIL:].tolist())
 
-    def answer(self, call: Call) -> tuple[list[bytes], str, bool] | str:
-        """Return the bytes of each sampled token, their text, and whether an end token followed; or why there is
-        none."""
+    def has_special(self, call: Call) -> bool:
+        """Whether an answer has special tokens before its last one."""
+        return not self.tokens.special_ids.isdisjoint(call.sampled_ids_S[:-1].tolist())
+
+    def answer(self, call: Call) -> tuple[str, IntArray, bool] | str:
+        """Return the text of the sampled ids, where each of them ends in it, and whether an end token followed; or why
+        there is none."""
         ids = call.sampled_ids_S.tolist()
         ended = call.finish_reason == "stop" and ids[-1] in self.end_ids
         pieces = self.tokens.of(ids[:-1] if ended else ids)
         if pieces is None:
-            return "a special token within the answer"
-        try:
-            text = b"".join(pieces).decode()
-        except UnicodeDecodeError:
-            return "an answer that is not UTF-8, or ends within a character"
-        return "an answer with U+FFFD" if REPLACEMENT in text else (pieces, text, ended)
+            return "a token without text"
+        text, ends_S = spelled(pieces)
+        if not ended and text.endswith(UNREADABLE):
+            return "an answer that was cut off within a character"
+        return text, ends_S, ended
 
 
 class Reader:
@@ -90,12 +97,11 @@ class Reader:
         answer, prompt = self._policy.answer(call), self._prompt(call)
         if isinstance(prompt, str) or isinstance(answer, str):
             return prompt if isinstance(prompt, str) else str(answer)
-        own, text, ended = answer
-        if (ids := self._encoded(text)) is None:
+        text, ends_S, ended = answer
+        if (found := self._encoded(text)) is None:
             return "a text that the teacher's tokenizer changes"
-        its = self._tokens.of(ids)
-        assert its is not None, "see `_encoded`"
-        chunks_S, chunks_R = chunks(own, its)
+        ids, ends_R = found
+        chunks_S, chunks_R = chunks(ends_S, ends_R)
         if ended:
             end = self._text_end if _is_raw(call) else self._turn_end
             if end is None:
@@ -107,7 +113,11 @@ class Reader:
         if self._max_tokens is not None and len(prompt) + len(ids) > self._max_tokens:
             return f"more than the {self._max_tokens} tokens that the teacher reads"
         return Reread(
-            prompt_ids_P=prompt, answer_ids_R=np.array(ids, np.int32), chunks_S=chunks_S, chunks_R=chunks_R
+            prompt_ids_P=prompt,
+            answer_ids_R=np.array(ids, np.int32),
+            chunks_S=chunks_S,
+            chunks_R=chunks_R,
+            has_special=self._policy.has_special(call),
         )
 
     def _prompt(self, call: Call) -> IntArray | str:
@@ -128,20 +138,15 @@ class Reader:
             text += before[before.rindex(OPENED) :]
         return self._renderer.encode(text)
 
-    def _encoded(self, text: str) -> list[int] | None:
-        """Return the ids of exactly this text behind a prompt; None if the tokenizer has none. Some tokenizers put a
-        space before a text, but not after a line's end."""
-        alone = self._ids(text)
-        if self._spells(alone, text):
-            return alone
-        line = self._ids("\n")
-        behind = self._ids(f"\n{text}")
-        rest = behind[len(line) :]
-        return rest if behind[: len(line)] == line and self._spells(rest, text) else None
-
-    def _spells(self, ids: Sequence[int], text: str) -> bool:
-        pieces = self._tokens.of(ids)
-        return pieces is not None and b"".join(pieces) == text.encode()
+    def _encoded(self, text: str) -> tuple[list[int], IntArray] | None:
+        """Return the ids of exactly this text behind a prompt, and where each ends in it; None if the tokenizer has
+        none. Some tokenizers put a space before a text, but not after a line's end."""
+        line, behind = self._ids("\n"), self._ids(f"\n{text}")
+        for ids in (self._ids(text), behind[len(line) :]):
+            pieces = self._tokens.of(ids)
+            if pieces is not None and (found := spelled(pieces))[0] == text:
+                return ids, found[1]
+        return None
 
     def _ids(self, text: str) -> list[int]:
         return list(self._plain.encode(text, add_special_tokens=False).ids)
@@ -172,16 +177,21 @@ class Placed:
 @dataclass(slots=True)
 class Rereading:
     """The readers of a run's teachers that have other tokens, by name. `reread` holds what they made of the calls of
-    the present step, by rollout and call; `was_read` is whether they could read any so far."""
+    the present step, by rollout and call. `max_share` of a step's calls may be left out."""
 
     readers: Mapping[str, Reader]
     distill: Distill
+    max_share: float = 0.5
     reread: dict[tuple[str, int], Reread] = field(default_factory=dict)
-    was_read: bool = False
 
     @classmethod
     def of(
-        cls, distill: Distill | None, folder: Path, teachers: Mapping[str, Path], thinking: bool | None
+        cls,
+        distill: Distill | None,
+        folder: Path,
+        teachers: Mapping[str, Path],
+        thinking: bool | None,
+        max_share: float = 0.5,
     ) -> Rereading | None:
         """Make the readers of these teachers, by the names of their settings, for the model in `folder`; None if there
         are none. Raises `ConfigError` if a tokenizer is of no use for it."""
@@ -198,10 +208,11 @@ class Rereading:
             raise ConfigError(
                 f"{whose} cannot be used with other tokens than its teacher's or its model's: {error}"
             ) from error
-        return cls(readers, distill)
+        return cls(readers, distill, max_share)
 
     def place(self, groups: Sequence[Group]) -> Placed:
-        """Read the calls that would train. Raises `TrainingError` if none of them, nor of any before, can be read."""
+        """Read the calls that would train. Raises `TrainingError` if too many of them cannot be read, or have special
+        tokens within their answers: these are the model's markup, which no teacher should take away."""
         began, left = time.perf_counter(), Counter[str]()
         self.reread.clear()
 
@@ -214,19 +225,26 @@ class Rereading:
             return replace(group, rollouts=tuple(read), side=side)
 
         found = tuple(map(placed, groups))
-        self.was_read |= bool(self.reread)
         reasons = ", ".join(f"{reason} ({count})" for reason, count in left.most_common())
-        if left and not self.was_read:
+        total, special = left.total() + len(self.reread), sum(one.has_special for one in self.reread.values())
+        if left.total() > self.max_share * total:
             raise TrainingError(
-                f"a teacher with other tokens cannot read any of the {left.total()} calls of this step, so that "
-                f"nothing would be learned: {reasons}. Let the agent make calls without that, or choose a teacher with "
-                "the model's tokens"
+                f"a teacher with other tokens cannot read {left.total()} of the {total} calls of this step "
+                f"(rollout.max_excluded_share is {self.max_share:g}): {reasons}. Let the agent make calls without "
+                "that, or choose a teacher with the model's tokens"
+            )
+        if special > self.max_share * total:
+            raise TrainingError(
+                f"{special} of the {total} answers of this step have special tokens within (rollout.max_excluded_share "
+                f"is {self.max_share:g}), which are the model's own markup: a teacher with other tokens would take it "
+                "away. Choose a teacher with the model's tokens"
             )
         sampled = sum(len(one.chunks_S) for one in self.reread.values())
         metrics = {
             "teacher/tokens": float(sum(len(one.answer_ids_R) for one in self.reread.values())),
             "teacher/tokens_per_chunk": sampled / max(1, sum(_num_chunks(one) for one in self.reread.values())),
             "teacher/calls_left_out": float(left.total()),
+            "teacher/calls_with_special": float(special),
             "time/reread_s": time.perf_counter() - began,
         }
         return Placed(groups=found, metrics=metrics, note=f"calls without a teacher: {reasons}" if left else "")

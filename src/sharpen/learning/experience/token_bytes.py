@@ -1,7 +1,7 @@
 """The bytes that each token of a tokenizer stands for.
 
 In: a fast tokenizer of transformers. Out: the bytes of ids, which joined are the text, whatever they are joined with.
-Parts of characters have bytes too, though they have no text. Known are byte-level tokens (GPT-2 and most since) and
+Parts of characters have bytes too, though they have no text; special tokens have those of their names. Known are byte-level tokens (GPT-2 and most since) and
 those of sentencepiece (a mark for the space, bytes as `<0x0A>`); tokenizers that lose something of a text are refused.
 """
 
@@ -21,7 +21,7 @@ _HARMLESS = frozenset({"ByteLevel", "ByteFallback", "Metaspace", "Replace", "Fus
 
 
 class TokenBytes:
-    """The tokens of one tokenizer. `special_ids` are no text."""
+    """The tokens of one tokenizer, some of which are special."""
 
     def __init__(self, tokenizer: Any) -> None:
         """Raises `ModelError` for a tokenizer whose tokens have no bytes of their own."""
@@ -41,8 +41,7 @@ class TokenBytes:
         self._of = functools.cache(self._uncached)
 
     def of(self, ids: Sequence[int]) -> list[bytes] | None:
-        """Return the bytes of each id; None if one of them is a special token, has no text, or is none of
-        the tokenizer's."""
+        """Return the bytes of each id; None if one of them has none, or is none of the tokenizer's."""
         found = []
         for id_ in ids:
             piece = self._of(id_)
@@ -52,8 +51,6 @@ class TokenBytes:
         return found
 
     def _uncached(self, id_: int) -> bytes | None:
-        if id_ in self.special_ids:
-            return None
         if (added := self._added.get(id_)) is not None:
             return added.encode()
         token = self._backend.id_to_token(id_)

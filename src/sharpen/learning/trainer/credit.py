@@ -13,8 +13,8 @@ it (as in REINFORCE++, arXiv 2501.03262), after normalization over the group; wh
 baseline of its token, if there are such. The teacher's term is added to the advantage of its token or, with a critic,
 to its reward.
 
-A teacher with other tokens says something of a chunk of them (`trainer.reread`): log teacher - log π of the chunk, where
-log π is the sum over its tokens, so that the policy gradient of the chunk's reverse KL has the whole term at each of
+A teacher with other tokens says something of a chunk of them (`trainer.reread`): log teacher - log π of the chunk.
+Since its log π is the sum over its tokens, the policy gradient of the chunk's reverse KL has the whole term at each of
 them. A critic adds up rewards: there it is the reward of the chunk's last token.
 
 Shape suffixes: S loss tokens of a step, rollout after rollout; E loss entries of a pack.
@@ -141,7 +141,7 @@ def _teacher_terms(part: Part, distill: Distill) -> tuple[np.ndarray, np.ndarray
     sampled_E, count = part.pack.logprobs_E.astype(np.float64), part.pack.num_trained_tokens
     shares_E, ends_E = np.ones(count), np.ones(count, np.bool_)
     if (chunks_E := part.chunks_E) is not None:
-        sampled_E = np.bincount(chunks_E, sampled_E)[chunks_E]
+        sampled_E = np.bincount(chunks_E, sampled_E)[chunks_E].astype(np.float64)
         shares_E = 1.0 / np.bincount(chunks_E)[chunks_E]
         ends_E = np.append(np.diff(chunks_E) != 0, [True])
     terms_E = _numpy(sampled_advantages(distill, part.teacher_E, torch.from_numpy(sampled_E).to(part.teacher_E)))

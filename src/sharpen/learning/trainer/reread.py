@@ -42,7 +42,8 @@ class Readings:
         for pack, logprobs_E in scored:
             values_E, self._dtype = logprobs_E.double().cpu().numpy(), logprobs_E.dtype
             for key, entries in _calls(pack):
-                self._said[key] = np.bincount(self._read[key].chunks_R, values_E[entries])
+                said_K = np.bincount(self._read[key].chunks_R, values_E[entries])
+                self._said[key] = said_K.astype(np.float64)
 
     def of(self, pack: Pack) -> tuple[torch.Tensor, IndexArray]:
         """Return the teacher's logprob of the chunk of each entry of a pack, and the numbers of the chunks (E)."""

@@ -33,9 +33,9 @@ class TrainerPlan:
 
     `model_path` is the policy, the initial critic and, if the algorithm needs one, the frozen reference (with adapters,
     the reference is the policy without them). `teachers` are those of an algorithm with teachers, by name (`Teachers`);
-    they must have the policy's vocabulary, but for those in `read_anew` (`Teacher.reads_anew`). The learning-rate schedule spans `planned_updates`. `probe` holds
-    continuations of some prompts by an engine with the same weights, which computes in `engine_dtype`; they serve to
-    measure rounding.
+    they must have the policy's vocabulary, but for those in `read_anew` (`Teacher.reads_anew`). The learning-rate
+    schedule spans `planned_updates`. `probe` holds continuations of some prompts by an engine with the same weights,
+    which computes in `engine_dtype`; they serve to measure rounding.
     """
 
     model_path: str | Path

@@ -44,10 +44,10 @@ class Part:
 
     `reference_E`, `teacher_E` and `proximal_E` are logprobs of the sampled tokens under the reference, the teacher and
     the weights before the step's first update; of a teacher with other tokens `teacher_E` is that of the entry's chunk,
-    whose number in the pack is in `chunks_E` (None: each entry is its own). `values_E` are the critic's values before that update, `returns_E` its
-    targets, `energies_E` those of `algorithm.token_baseline` under the weights before it. `moments_3E` are entropy,
-    varentropy and cumulative probability (`scores`) under the policy in the first update on the pack. `balance` is what
-    the pack adds to the balance loss of an update.
+    whose number in the pack is in `chunks_E` (None: each entry is its own). `values_E` are the critic's values before
+    that update, `returns_E` its targets, `energies_E` those of `algorithm.token_baseline` under the weights before it.
+    `moments_3E` are entropy, varentropy and cumulative probability (`scores`) under the policy in the first update on
+    the pack. `balance` is what the pack adds to the balance loss of an update.
 
     `left_out_E` are the entries whose advantage was set to 0 to leave them out of the policy loss. Of the last update
     on the pack, `log_ratios_E` and `clipped_E` are those of `PolicyTokens`: NaN for a truncated distribution, and the

@@ -14,6 +14,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from sharpen.models.configuration import load_tokenizer
 from sharpen.types import PROMPT_ROLE, Call
 
 _THINKS = "<think>"
+_NO_TEXT = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder writes for bytes that are no text; several of them are read as one."""
 _BEFORE = 8
 """Ids before the first one whose text is wanted."""
 
@@ -70,13 +73,12 @@ class PlainReader:
         prompt = self._prompt(call)
         text, own_ends = _spelled(self._own, call.prompt_ids_P.tolist(), said)
         ids = self._encoded(text, prompt)
-        if ids is None or _special(self._own) & {*said} or call.pictures or call.constraint or call.sampling.cuts:
+        is_cut = not over and text.endswith(_NO_TEXT)
+        if ids is None or is_cut or call.pictures or call.constraint or call.sampling.cuts:
             raise CheckpointError(f"call {call.index} of {own.owner} was trained, and its teacher cannot read it")
         its_ends = _spelled(self._its, prompt, ids)[1]
-        met = [0, *(end for end in sorted({*own_ends} & {*its_ends}) if end)]
-        stretches = [
-            (_stretch(own_ends, begin, end), _stretch(its_ends, begin, end)) for begin, end in zip(met, met[1:])
-        ]
+        met = [0, *(end for end in sorted({*own_ends} & {*its_ends}) if end > 0)]
+        stretches = [(_stretch(own_ends, *one), _stretch(its_ends, *one)) for one in pairwise(met)]
         if over:
             is_raw = call.messages[0].get("role") == PROMPT_ROLE
             stretches.append((slice(len(said), len(said) + 1), slice(len(ids), len(ids) + 1)))
@@ -131,14 +133,25 @@ class PlainReader:
 
 
 def _spelled(tokenizer: Any, before: Sequence[int], ids: Sequence[int]) -> tuple[str, list[int]]:
-    """Return the text of ids behind others, and for each id the number of characters up to its end; -1 where it ends
-    within a character."""
-    stream, ends, text = DecodeStream(ids=[*before[-_BEFORE:]], skip_special_tokens=False), list[int](), ""
+    """Return the text of ids behind others, and for each id the number of characters up to its end; -1 where no
+    character ends."""
+    backend, before = tokenizer.backend_tokenizer, [*before[-_BEFORE:]]
+    stream, ends, text = DecodeStream(ids=before, skip_special_tokens=False), list[int](), ""
     for one in ids:
-        piece = stream.step(tokenizer.backend_tokenizer, one)
-        text += piece or ""
+        piece = stream.step(backend, one)
+        text = _as_one(text + (piece or ""))
         ends.append(-1 if piece is None else len(text))
+    if ends[-1:] == [-1]:  # the stream waits for more
+        first, whole = (backend.decode(some, skip_special_tokens=False) for some in (before, [*before, *ids]))
+        text = _as_one(whole[len(first) :])
+        ends[-1] = len(text)
     return text, ends
+
+
+def _as_one(text: str) -> str:
+    while 2 * _NO_TEXT in text:
+        text = text.replace(2 * _NO_TEXT, _NO_TEXT)
+    return text
 
 
 def _stretch(ends: Sequence[int], begin: int, end: int) -> slice:
