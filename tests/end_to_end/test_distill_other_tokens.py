@@ -11,11 +11,9 @@ import pytest
 from other_tokenizers import TURNS, fast, llama_like, other_teacher, policy_model, word_piece, write_model
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.errors import ConfigError
+from sharpen.errors import ConfigError, TrainingError
 from sharpen.evidence.certificate.certify import certify
 from sharpen.evidence.certificate.plain.retrain import retrain
-from sharpen.learning.experience.reading import read_groups
-from sharpen.types import CallStatus
 
 QUIET: dict[str, Any] = {
     "evaluation.hold_out": False,
@@ -98,31 +96,26 @@ def rows(run_dir):
 
 
 def test_a_student_comes_nearer_to_a_teacher_with_other_tokens(tmp_path, student, teacher, tasks, capsys):
-    """In 24 steps its answers lose more than half a nat a token of what lies between them. The certificate holds; the
-    last steps, made once more, agree.
+    """In 16 steps its answers lose more than two nats a token of what lies between them. Special tokens within answers,
+    of which a random model has many, get rare: calls that have some are not left out. The certificate holds; the last
+    steps, made once more, agree.
 
-    Break: turn the sign of the chunks' terms around, or let `alignment.chunks` put every token into the next chunk.
+    Break: turn the sign of the chunks' terms around; or leave calls with special tokens out: then they get more.
     """
-    made = run(tmp_path, student, teacher, tasks, steps=24, rate=2e-2)
+    made = run(tmp_path, student, teacher, tasks, steps=16, rate=2e-2)
     said = capsys.readouterr().out
     assert "distill.teacher_path: other tokens than the model's (id 0 is '<|endoftext|>' in the model and" in said
-    assert "calls without a teacher: a special token within the answer" in said
     steps = rows(made)
     first, last = (sum(row["trainer/distill_divergence"] for row in some) / 4 for some in (steps[:4], steps[-4:]))
-    assert last < first - 0.5
+    assert last < first - 2.0
     assert all(row["teacher/tokens_per_chunk"] > 1 for row in steps)
     assert all(row["time/reread_s"] > 0 for row in steps)
-    left = [
-        call
-        for group in read_groups(made / "run.db")
-        for rollout in group.rollouts
-        for call in rollout.calls
-        if call.status == CallStatus.LEFT_OUT
-    ]
-    assert len(left) == sum(row["teacher/calls_left_out"] for row in steps) > 0
+    early, late = (sum(row["teacher/calls_with_special"] for row in some) for some in (steps[:4], steps[-4:]))
+    assert late < early / 4
+    assert all(row["teacher/calls_left_out"] == 0 for row in steps)
     certificate = certify(made)
     assert certificate.holds, certificate.problems
-    found = retrain(made, [23, 24])
+    found = retrain(made, [15, 16])
     assert not found.problems
     assert len(found.repeated) == 2
 
@@ -166,7 +159,5 @@ def test_what_needs_equal_tokens_is_refused_before_anything_is_loaded(tmp_path, 
 
 
 def test_a_run_of_calls_that_no_teacher_reads_fails_and_says_why(tmp_path, student, teacher, tasks):
-    from sharpen.errors import TrainingError
-
-    with pytest.raises(TrainingError, match=r"cannot read any of the 16 calls of this step.*top_p \(16\)"):
+    with pytest.raises(TrainingError, match=r"cannot read 16 of the 16 calls of this step.*top_p \(16\)"):
         run(tmp_path, student, teacher, tasks, workflow=cut)

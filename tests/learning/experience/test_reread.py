@@ -85,8 +85,9 @@ def test_special_tokens_that_an_answer_spells_are_text(base, folder, reader) -> 
     own = load_tokenizer(base)
     assert "end" in "".join(spelled(folder, found.answer_ids_R[:-1]))
     ids = [*own("<eot")["input_ids"], own.get_vocab()[":"]]
-    assert reader._encoded("<end>") is not None
-    assert not {*(reader._encoded("<end>") or [])} & reader._tokens.special_ids
+    encoded = reader._encoded("<end>")
+    assert encoded is not None
+    assert not {*encoded[0]} & reader._tokens.special_ids
     assert isinstance(reader.read(replace(call_of(base, "x"), sampled_ids_S=np.array(ids, np.int32))), Reread)
 
 
@@ -102,6 +103,24 @@ def test_a_teacher_that_puts_a_space_before_a_text(scheme, base, tmp_path) -> No
         assert pieces is not None
         assert b"".join(pieces) == text.encode()
         assert found.answer_ids_R[-1] == made.eos_token_id
+
+
+def test_special_tokens_within_an_answer_and_stray_bytes_are_text(base, folder, reader) -> None:
+    """The teacher finds them unlikely. Left out, such an answer would cost nothing, and be learned."""
+    own, its = load_tokenizer(base), load_tokenizer(folder)
+    ids = [*own("a")["input_ids"], own.convert_tokens_to_ids("<|im_start|>"), own.eos_token_id]
+    found = reader.read(make_call(0, own("question")["input_ids"], ids))
+    assert isinstance(found, Reread)
+    assert "".join(spelled(folder, found.answer_ids_R)) == "a<|im_start|><end>"
+    assert found.chunks_S.tolist() == [0, 1, 2]
+    assert found.has_special
+    assert not reader._policy.has_special(make_call(0, [1], ids[:1]))
+    vocabulary = its.get_vocab()
+    ids = [vocabulary["a"], vocabulary["Ã"], vocabulary["b"], vocabulary["Ã"], its.eos_token_id]
+    found = Reader(Policy(folder), folder, {}).read(make_call(0, its("question")["input_ids"], ids))
+    assert isinstance(found, Reread)
+    assert its.decode(found.answer_ids_R) == "a\ufffdb\ufffd<end>"
+    assert found.chunks_S.tolist() == [0, 1, 1, 2, 3]
 
 
 def test_reasoning_that_the_prompt_opened_is_open_for_the_teacher(folder, tmp_path) -> None:
@@ -138,19 +157,18 @@ def test_a_prompt_of_text_is_read_as_it_is(base, folder, reader) -> None:
 
 def test_what_no_teacher_with_other_tokens_can_read(base, folder, reader) -> None:
     """Each is named, and none becomes a number."""
-    own, good = load_tokenizer(base), call_of(base, "yes")
-    special = [own("a")["input_ids"][0], own.convert_tokens_to_ids("<|im_start|>")]
+    good = call_of(base, "yes")
     other = Reader(Policy(folder), folder, {})
     its = load_tokenizer(folder)
     part = its.backend_tokenizer.encode("a\N{SNOWMAN}").ids
     cases = {
-        "a special token within the answer": (reader, replace(good, sampled_ids_S=np.array(special, np.int32))),
+        "a token without text": (reader, replace(good, sampled_ids_S=np.array([1000, 1], np.int32))),
         "a constraint": (reader, replace(good, constraint=Constraint(grammar="start: /a/", origin="x"))),
         "top_p": (reader, replace(good, sampling=Sampling(top_p=0.5))),
         "min_p": (reader, replace(good, sampling=Sampling(min_p=0.5))),
         "no messages": (reader, replace(good, messages=())),
         "more than the 64 tokens": (reader, call_of(base, "abcdefgh 12 " * 9)),
-        "ends within a character": (
+        "cut off within a character": (
             other,
             replace(good, finish_reason="length", sampled_ids_S=np.array([*part, its.get_vocab()["Ã"]], np.int32)),
         ),
@@ -198,7 +216,7 @@ def test_calls_that_are_not_read_are_left_out_and_counted(base, folder) -> None:
     group = make_group(
         [
             make_rollout([good, greedy]),
-            make_rollout([bad, replace(good, index=1)], index=1),
+            make_rollout([bad, replace(good, index=1), replace(good, index=2)], index=1),
             make_rollout([bad], reward=None, index=2),
         ]
     )
@@ -206,11 +224,11 @@ def test_calls_that_are_not_read_are_left_out_and_counted(base, folder) -> None:
     (found,) = placed.groups
     assert [[call.status for call in one.calls] for one in found.rollouts] == [
         [CallStatus.USED, CallStatus.USED],
-        [CallStatus.LEFT_OUT, CallStatus.USED],
+        [CallStatus.LEFT_OUT, CallStatus.USED, CallStatus.USED],
         [CallStatus.USED],
     ]
     assert found.side[0].rollouts[1].calls[0].status == CallStatus.LEFT_OUT
-    assert rereading.reread.keys() == {("g/0", 0), ("g/1", 1)}
+    assert rereading.reread.keys() == {("g/0", 0), ("g/1", 1), ("g/1", 2)}
     assert placed.metrics["teacher/calls_left_out"] == 2
     assert placed.note == "calls without a teacher: a constraint (2)"
     assert placed.metrics["teacher/tokens"] == sum(len(one.answer_ids_R) for one in rereading.reread.values())
@@ -221,10 +239,16 @@ def test_a_run_whose_teacher_reads_nothing_ends_with_the_reason(base, folder) ->
     assert rereading is not None
     bad = call_of(base, "answers", sampling=Sampling(top_k=3))
     group = make_group([make_rollout([bad])])
-    with pytest.raises(TrainingError, match=r"cannot read any of the 1 calls of this step.*top_k \(1\)"):
+    with pytest.raises(TrainingError, match=r"cannot read 1 of the 1 calls of this step .* is 0\.5\): top_k \(1\)"):
         rereading.place([group])
-    rereading.place([make_group([make_rollout([call_of(base, "yes")])])])
-    assert rereading.place([group]).metrics["teacher/calls_left_out"] == 1
+    both = make_group([make_rollout([bad]), make_rollout([call_of(base, "yes")], index=1)])
+    assert rereading.place([both]).metrics["teacher/calls_left_out"] == 1
+    own = load_tokenizer(base)
+    ids = [own.convert_tokens_to_ids("<|im_start|>"), own.eos_token_id]
+    marked = make_call(0, own("question")["input_ids"], ids)
+    with pytest.raises(TrainingError, match="1 of the 1 answers of this step have special tokens within"):
+        rereading.place([make_group([make_rollout([marked])])])
+    assert rereading.place([]).note == ""
 
 
 def test_only_the_tasks_of_such_a_teacher_are_reread(base, folder) -> None:

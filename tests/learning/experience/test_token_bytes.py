@@ -16,8 +16,8 @@ TEXTS = st.text(alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from
 @given(TEXTS)
 def test_the_bytes_of_byte_level_tokens_are_the_text(text: str) -> None:
     pieces = TokenBytes(BYTES).of(BYTES.backend_tokenizer.encode(text, add_special_tokens=False).ids)
-    assert pieces is None or b"".join(pieces) == text.encode()
-    assert pieces is not None or any(one in text for one in ("<bos>", "<end>", "<turn>", "<eot>"))
+    assert pieces is not None
+    assert b"".join(pieces) == text.encode()
 
 
 @given(TEXTS.filter(lambda text: text and "▁" not in text))
@@ -37,12 +37,12 @@ def test_by_hand() -> None:
         b"\xc3",
         b"<think>",
     ]
-    assert tokens.of([vocabulary["a"], vocabulary["<eot>"]]) is None
+    assert tokens.of([vocabulary["a"], vocabulary["<eot>"]]) == [b"a", b"<eot>"]
     assert tokens.of([10_000]) is None
     llama = TokenBytes(LLAMA)
     vocabulary = LLAMA.get_vocab()
     assert llama.of([vocabulary["<0xE6>"], vocabulary["▁"]]) == [b"\xe6", b" "]
-    assert llama.of([vocabulary["<unk>"]]) is None
+    assert llama.special_ids == {vocabulary["<unk>"], vocabulary["<s>"], vocabulary["</s>"]}
 
 
 def test_tokenizers_that_lose_something_of_a_text_are_refused() -> None:

@@ -1,8 +1,9 @@
 """The bytes that each token of a tokenizer stands for.
 
 In: a fast tokenizer of transformers. Out: the bytes of ids, which joined are the text, whatever they are joined with.
-Parts of characters have bytes too, though they have no text; special tokens have those of their names. Known are byte-level tokens (GPT-2 and most since) and
-those of sentencepiece (a mark for the space, bytes as `<0x0A>`); tokenizers that lose something of a text are refused.
+Parts of characters have bytes too, though they have no text; special tokens have those of their names. Known are
+byte-level tokens (GPT-2 and most since) and those of sentencepiece (a mark for the space, bytes as `<0x0A>`);
+tokenizers that lose something of a text are refused.
 """
 
 from __future__ import annotations
