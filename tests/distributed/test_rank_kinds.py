@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from group_toys import assert_same_numbers, assert_same_weights, group_of, make_plan, make_toy, one_process
-from trainer_toys import make_experience, make_model
+from trainer_toys import SIZES, make_experience, make_model, reread
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from sharpen.config.distill import DistillConfig
 from sharpen.config.run import ExpertConfig, LossConfig
@@ -116,6 +117,25 @@ def test_several_teachers(tmp_path, name):
         for batch in toy.batches()
     ]
     assert both(plan, batches)["distill_divergence"] != 0.0
+
+
+def test_a_teacher_with_other_tokens_beside_one_with_the_same(tmp_path):
+    """The packs of the one are of its own ids, more than the policy has; both processes come to the same chunks."""
+    toy = make_toy(tmp_path / "model")
+    teachers = {"maths": str(tmp_path / "maths"), "code": str(tmp_path / "code")}
+    make_model("qwen3", torch.float32, seed=5).save_pretrained(teachers["maths"])
+    torch.manual_seed(6)
+    AutoModelForCausalLM.from_config(Qwen3Config(**SIZES | {"vocab_size": 90})).save_pretrained(teachers["code"])
+    settings = DistillConfig(teachers=teachers, teacher_key="domain")
+    plan = make_plan(toy, rate=1e-3, max_tokens_per_micro_batch=80)
+    algorithm = resolve("on_policy_distill", LossConfig(), 2, distill=settings)
+    plan = replace(plan, algorithm=algorithm, teachers=teachers, read_anew=frozenset({"code"}))
+    draw = np.random.default_rng(1)
+    named = [
+        replace(one, teacher="maths") if number < 3 else replace(reread(one, draw, 90), teacher="code")
+        for number, one in enumerate(one for batch in toy.batches() for one in batch.experiences)
+    ]
+    assert both(plan, [Minibatch(experiences=named)])["distill_divergence"] != 0.0
 
 
 def test_tokens_left_out_of_an_update(tmp_path):

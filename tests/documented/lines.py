@@ -31,6 +31,7 @@ BENCHES = {
     "bench/plain.py": "--steps 1 --tasks 2",
     "bench/real.py": "--only tiny --repeats 1",
     "bench/step.py": "--repeats 1 --tasks 1",
+    "bench/reread.py": "--groups 1 --repeats 1",
     "bench/sync.py": "--repeats 1 --matrices 1",
     "bench/trainer.py": "--repeats 1 --sequences 2",
     "bench/tree.py": "--repeats 1 --calls 2",

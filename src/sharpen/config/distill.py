@@ -41,7 +41,8 @@ class DistillConfig(Strict):
     """The teacher of `on_policy_distill` and `jsd`, and the divergence from it. None takes the algorithm's value."""
 
     teacher_path: str | None = None
-    """Folder with a Hugging Face model, or a model name on the hub, with the vocabulary of the trained model."""
+    """Folder with a Hugging Face model, or a model name on the hub. With other tokens than the trained model's it
+    teaches by `reverse_sampled` alone."""
     teachers: dict[str, str] = Field(default_factory=dict)
     """Several teachers: such a model for each value of the field `teacher_key`."""
     teacher_key: str | None = None

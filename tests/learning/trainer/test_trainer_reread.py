@@ -18,6 +18,7 @@ from trainer_toys import (
     make_model,
     plain_copy,
     record,
+    reread,
 )
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -37,7 +38,6 @@ from sharpen.learning.trainer.work import Part
 from sharpen.types import Experience, Reread
 
 ITS_VOCABULARY = 90
-SIZES_OF_CHUNKS = ((1, 1), (2, 1), (1, 3), (2, 2))
 
 
 def make_trainer(module: Any, teachers: dict[str, tuple[Any, bool]], **config: Any) -> Trainer:
@@ -65,31 +65,13 @@ def other_model(seed: int = 5) -> Any:
     return AutoModelForCausalLM.from_config(Qwen3Config(**SIZES | {"vocab_size": ITS_VOCABULARY})).double()
 
 
-def made_of(experience: Experience, draw: np.random.Generator) -> Experience:
-    """The sequence with readings of its calls, of any ids, in chunks of several tokens of either."""
-    rereads = {}
-    for call in dict.fromkeys(experience.calls_T[experience.loss_mask_T].tolist()):
-        count = int((experience.calls_T == call).sum())
-        chunks_S = np.repeat(np.arange(count), [SIZES_OF_CHUNKS[n % 4][0] for n in range(count)])[:count]
-        chunks_R = np.repeat(
-            np.arange(chunks_S[-1] + 1), [SIZES_OF_CHUNKS[n % 4][1] for n in range(int(chunks_S[-1]) + 1)]
-        )
-        rereads[call] = Reread(
-            prompt_ids_P=np.arange(3, 12 + call, dtype=np.int32),
-            answer_ids_R=draw.integers(ITS_VOCABULARY, size=len(chunks_R)).astype(np.int32),
-            chunks_S=chunks_S.astype(np.int32),
-            chunks_R=chunks_R.astype(np.int32),
-        )
-    return replace(experience, rereads=rereads)
-
-
 def flat(experiences: list[Experience]) -> list[Experience]:
     return [replace(one, advantages_T=np.zeros_like(one.advantages_T)) for one in experiences]
 
 
 def reread_rollouts(module: Any) -> list[Experience]:
     draw = np.random.default_rng(2)
-    return [made_of(one, draw) for one in flat(record(plain_copy(module), make_experiences()))]
+    return [reread(one, draw, ITS_VOCABULARY) for one in flat(record(plain_copy(module), make_experiences()))]
 
 
 def read_alone(teacher: Any, one: Experience, call: int) -> torch.Tensor:
@@ -258,7 +240,7 @@ def test_what_was_not_reread_is_never_scored_by_its_ids() -> None:
     trainer = make_trainer(module, {"": (other_model(), True)})
     with pytest.raises(AssertionError, match="has no text for its teacher"):
         trainer.train_step([Batch(experiences=tuple(experiences))])
-    beyond = [made_of(one, np.random.default_rng(0)) for one in experiences]
+    beyond = [reread(one, np.random.default_rng(0), ITS_VOCABULARY) for one in experiences]
     beyond[0].rereads[0].answer_ids_R[0] = ITS_VOCABULARY
     with pytest.raises(TrainingError, match=rf"{ITS_VOCABULARY} embeddings of the teacher"):
         trainer.train_step([Batch(experiences=tuple(beyond))])

@@ -17,9 +17,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from sharpen.types import Experience
+from sharpen.types import Experience, Reread
 
 VOCABULARY = 60
+CHUNKS = ((1, 1), (2, 1), (1, 3), (2, 2))
+"""Tokens of the policy and of a teacher with others in the chunks of `reread`."""
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -142,6 +144,22 @@ def record(model: Any, experiences: list[Experience]) -> list[Experience]:
             logprobs_T[experience.loss_mask_T] = hf_logprobs(model, experience).float().numpy()
             recorded.append(replace(experience, logprobs_T=logprobs_T))
     return recorded
+
+
+def reread(experience: Experience, draw: np.random.Generator, vocabulary: int) -> Experience:
+    """The sequence with readings of its calls, of any ids, in chunks of several tokens of either."""
+    rereads = {}
+    for call in dict.fromkeys(experience.calls_T[experience.loss_mask_T].tolist()):
+        count = int((experience.calls_T == call).sum())
+        chunks_S = np.repeat(np.arange(count), [CHUNKS[n % 4][0] for n in range(count)])[:count]
+        chunks_R = np.repeat(np.arange(chunks_S[-1] + 1), [CHUNKS[n % 4][1] for n in range(int(chunks_S[-1]) + 1)])
+        rereads[call] = Reread(
+            prompt_ids_P=np.arange(3, 12 + call, dtype=np.int32),
+            answer_ids_R=draw.integers(vocabulary, size=len(chunks_R)).astype(np.int32),
+            chunks_S=chunks_S.astype(np.int32),
+            chunks_R=chunks_R.astype(np.int32),
+        )
+    return replace(experience, rereads=rereads)
 
 
 @contextmanager

@@ -29,13 +29,15 @@ _NOWHERE = -1
 def spelled(pieces: Sequence[bytes]) -> tuple[str, IntArray]:
     """Return the text of tokens, and for each the number of characters up to its end (S); -1 if no chunk can end
     there."""
-    decoder, text, ends = codecs.getincrementaldecoder("utf-8")("replace"), "", []
-    for piece in pieces:
-        text = _RUN.sub(UNREADABLE, text + decoder.decode(piece))
-        is_whole = not decoder.getstate()[0] and not text.endswith(UNREADABLE)
-        ends.append(len(text) if is_whole else _NOWHERE)
-    text = _RUN.sub(UNREADABLE, text + decoder.decode(b"", final=True))
-    return text, np.array([*ends[:-1], len(text)][: len(ends)], np.int32)
+    decoder, parts, last, length = codecs.getincrementaldecoder("utf-8")("replace"), list[str](), "", 0
+    ends = []
+    for piece in (*pieces, b""):
+        new = _RUN.sub(UNREADABLE, decoder.decode(piece, final=not piece))
+        new = new.removeprefix(UNREADABLE) if last == UNREADABLE else new
+        parts.append(new)
+        last, length = new[-1:] or last, length + len(new)
+        ends.append(_NOWHERE if decoder.getstate()[0] or last == UNREADABLE else length)
+    return "".join(parts), np.array([*ends[:-2], length][: len(pieces)], np.int32)
 
 
 def chunks(one: IntArray, other: IntArray) -> tuple[IntArray, IntArray]:

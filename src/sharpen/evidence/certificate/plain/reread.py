@@ -1,9 +1,9 @@
 """A call as a teacher with other tokens reads it, found a second time to repeat an update.
 
 In: a recorded call, the folders of both models. Out: the teacher's ids, and the stretches of text that begin and end
-between tokens of both. Both texts are spelled by tokenizers' own stream decoder and compared by characters; nothing is
-shared with `experience.reread` and `experience.alignment`. What a chat template makes of messages is taken from
-`gateway.render`, which wrote the recorded prompts too.
+between tokens of both. Texts are spelled by the bytes that llguidance reads in a tokenizer; nothing is shared with
+`experience.reread` and `experience.alignment`. What a chat template makes of messages is taken from `gateway.render`,
+which wrote the recorded prompts too.
 
 Shape suffixes: T tokens of the teacher's sequence, R those of its answer, S sampled tokens of the call.
 """
@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers.decoders import DecodeStream
-from transformers import AutoTokenizer
 
 from sharpen.config.run import RunConfig
 from sharpen.errors import CheckpointError
@@ -34,8 +32,6 @@ from sharpen.types import PROMPT_ROLE, Call
 _THINKS = "<think>"
 _NO_TEXT = "\N{REPLACEMENT CHARACTER}"
 """What a decoder writes for bytes that are no text; several of them are read as one."""
-_BEFORE = 8
-"""Ids before the first one whose text is wanted."""
 
 
 def others(config: RunConfig, base: Path) -> dict[str, Path]:
@@ -49,6 +45,8 @@ def others(config: RunConfig, base: Path) -> dict[str, Path]:
 
 
 def _vocabulary(folder: Path) -> tuple[Mapping[str, int], Any, Any]:
+    from transformers import AutoTokenizer
+
     read = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return read.get_vocab(), read.bos_token, read.eos_token
 
@@ -58,6 +56,7 @@ class PlainReader:
 
     def __init__(self, base: Path, folder: Path, thinking: bool | None) -> None:
         self._own, self._its = load_tokenizer(base), load_tokenizer(folder)
+        self._own_spelling, self._its_spelling = _Spelling(self._own), _Spelling(self._its)
         self._own_ends, self._renderer = _end_ids(base), Renderer(self._its)
         self._kwargs = {} if thinking is None else {"enable_thinking": thinking}
         self._plain = copy.deepcopy(self._its.backend_tokenizer)
@@ -71,12 +70,12 @@ class PlainReader:
         over = call.finish_reason == "stop" and sampled[-1] in self._own_ends
         said = sampled[: len(sampled) - over]
         prompt = self._prompt(call)
-        text, own_ends = _spelled(self._own, call.prompt_ids_P.tolist(), said)
-        ids = self._encoded(text, prompt)
+        text, own_ends = self._own_spelling.text(said)
+        ids = self._encoded(text)
         is_cut = not over and text.endswith(_NO_TEXT)
         if ids is None or is_cut or call.pictures or call.constraint or call.sampling.cuts:
             raise CheckpointError(f"call {call.index} of {own.owner} was trained, and its teacher cannot read it")
-        its_ends = _spelled(self._its, prompt, ids)[1]
+        its_ends = self._its_spelling.text(ids)[1]
         met = [0, *(end for end in sorted({*own_ends} & {*its_ends}) if end > 0)]
         stretches = [(_stretch(own_ends, *one), _stretch(its_ends, *one)) for one in pairwise(met)]
         if over:
@@ -109,14 +108,14 @@ class PlainReader:
             text = f"{text}{opened}{after}"
         return [int(one) for one in self._renderer.encode(text)]
 
-    def _encoded(self, text: str, prompt: Sequence[int]) -> list[int] | None:
+    def _encoded(self, text: str) -> list[int] | None:
         """The ids of a text behind a prompt: those of the text alone or, where these spell something else, those behind
         the end of a line."""
         alone, line, both = (
             list(self._plain.encode(one, add_special_tokens=False).ids) for one in (text, "\n", "\n" + text)
         )
         for ids in (alone, both[len(line) :]):
-            if _spelled(self._its, prompt, ids)[0] == text:
+            if self._its_spelling.text(ids)[0] == text:
                 return ids
         return None
 
@@ -132,23 +131,26 @@ class PlainReader:
         return int(next((one for one in ids if one in known), self._its.eos_token_id))
 
 
-def _spelled(tokenizer: Any, before: Sequence[int], ids: Sequence[int]) -> tuple[str, list[int]]:
-    """Return the text of ids behind others, and for each id the number of characters up to its end; -1 where no
-    character ends."""
-    backend, before = tokenizer.backend_tokenizer, [*before[-_BEFORE:]]
-    stream, ends, text = DecodeStream(ids=before, skip_special_tokens=False), list[int](), ""
-    for one in ids:
-        piece = stream.step(backend, one)
-        text = _as_one(text + (piece or ""))
-        ends.append(-1 if piece is None else len(text))
-    if ends[-1:] == [-1]:  # the stream waits for more
-        first, whole = (backend.decode(some, skip_special_tokens=False) for some in (before, [*before, *ids]))
-        text = _as_one(whole[len(first) :])
-        ends[-1] = len(text)
-    return text, ends
+class _Spelling:
+    """A tokenizer's tokens as llguidance reads them."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        from llguidance.hf import from_tokenizer
+
+        self._tokens = from_tokenizer(tokenizer)
+
+    def text(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+        """Return the text of ids, and for each the number of characters up to its end; -1 where no character ends, or
+        one that is no text."""
+        ends, so_far = list[int](), b""
+        for one in ids:
+            so_far += bytes(self._tokens.decode_bytes([one])) or b"\xff"  # for which it has nothing
+            ends.append(-1 if _text(so_far).endswith(_NO_TEXT) else len(_text(so_far)))
+        return _text(so_far), [*ends[:-1], len(_text(so_far))][: len(ends)]
 
 
-def _as_one(text: str) -> str:
+def _text(spelt: bytes) -> str:
+    text = spelt.decode(errors="replace")
     while 2 * _NO_TEXT in text:
         text = text.replace(2 * _NO_TEXT, _NO_TEXT)
     return text
