@@ -39,6 +39,7 @@ def page() -> str:
 
 
 EXPERTS = "test_retrain_experts"
+_OTHER = "with a teacher of other tokens"
 Part = tuple[str, str, list[tuple[str, str]]]
 
 
@@ -86,7 +87,13 @@ def _updates() -> Part:
         "its updates are made once more. No other check sees one of them "
         "(`tests/evidence/certificate/test_retrain_faults.py` and its neighbours)."
     )
-    tables = {"faults": "", "eight_bits": "", "teacher": "with a teacher", "expert": "with an expert's rows"}
+    tables = {
+        "faults": "",
+        "eight_bits": "",
+        "teacher": "with a teacher",
+        "reread": _OTHER,
+        "expert": "with an expert's rows",
+    }
     names = [(name, kind) for part, kind in tables.items() for name in _table(f"test_retrain_{part}")]
     names += [(name, "in a mixture of experts") for kind in ("FAULTS", "BALANCES") for name in _table(EXPERTS, kind)]
     rows = []
@@ -103,7 +110,9 @@ def _table(module: str, name: str = "FAULTS") -> dict[str, Any]:
 def _find_tests() -> None:
     """Let tests be imported, as pytest lets them import each other."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
-    folders = (str(ROOT / folder) for folder in ("tests/evidence/certificate", "tests/run", *settings["pythonpath"]))
+    folders = (
+        str(ROOT / folder) for folder in ("tests", "tests/evidence/certificate", "tests/run", *settings["pythonpath"])
+    )
     sys.path += [folder for folder in folders if folder not in sys.path]
 
 

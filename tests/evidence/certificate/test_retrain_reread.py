@@ -116,18 +116,12 @@ def share_of_the_term(update: FaultyUpdate) -> None:
     update.trainer._loss._teach = teach
 
 
-def left_out_as_zero(update: FaultyUpdate) -> None:
-    """What was left out counts in the mean over tokens, as tokens of no advantage do."""
-    update.loss_tokens("weights_T", lambda weights: weights * np.float32(0.9))
-
-
 FAULTS: dict[str, Callable[[FaultyUpdate], None]] = {
     "chunks are shifted by one": reread(shifted),
     "the teacher's end token is dropped": reread(without_end),
     "the end of a text stands for that of a turn": reread(other_end),
     "a chunk's term is shared out among its tokens": share_of_the_term,
     "the teacher reads no prompt": reread(without_prompt),
-    "calls that were left out count as zero": left_out_as_zero,
 }
 
 

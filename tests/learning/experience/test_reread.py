@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experience_builders import make_call, make_group, make_rollout
+from experience_builders import audited, make_call, make_group, make_rollout
 from other_tokenizers import TURNS, byte_bpe, fast, llama_like, policy_model, word_piece, write_model
 
+from sharpen.config.distill import DistillConfig
+from sharpen.config.run import LossConfig
 from sharpen.errors import ConfigError, TrainingError
 from sharpen.learning.algorithm.distill import Distill
+from sharpen.learning.algorithm.resolve import resolve
 from sharpen.learning.experience.draw import make_batch
 from sharpen.learning.experience.reread import Policy, Reader, Rereading
 from sharpen.models.configuration import load_tokenizer
@@ -269,10 +272,6 @@ def test_only_the_tasks_of_such_a_teacher_are_reread(base, folder) -> None:
 
 
 def test_a_batch_has_the_readings_of_its_calls(base, folder) -> None:
-    from sharpen.config.distill import DistillConfig
-    from sharpen.config.run import LossConfig
-    from sharpen.learning.algorithm.resolve import resolve
-
     algorithm = resolve("on_policy_distill", LossConfig(), 1, distill=DistillConfig())
     rereading = Rereading.of(algorithm.distill, base, {"": folder}, None)
     assert rereading is not None
@@ -281,3 +280,25 @@ def test_a_batch_has_the_readings_of_its_calls(base, folder) -> None:
     (one,) = batch.experiences
     assert one.rereads.keys() == {0}
     assert len(one.rereads[0].chunks_S) == one.loss_mask_T.sum()
+
+
+def test_a_call_that_was_left_out_weighs_nothing_and_is_found_where_it_trains_as_zero(base, folder) -> None:
+    """The other calls have all the weight. A batch with the call in it, without an advantage, is no batch of the
+    records.
+
+    Break: keep the status of a call that is left out.
+    """
+    algorithm = resolve("on_policy_distill", LossConfig(), 2, distill=DistillConfig())
+    rereading = Rereading.of(algorithm.distill, base, {"": folder}, None)
+    assert rereading is not None
+    bad = call_of(base, "answers", constraint=Constraint(grammar="start: /a/", origin="x"))
+    group = make_group([make_rollout([call_of(base, text)], index=n) for n, text in enumerate(("yes", "the answer"))])
+    group = replace(group, rollouts=(*group.rollouts, make_rollout([bad], index=2)))
+    placed = rereading.place([group]).groups
+    (batch,) = rereading.join([make_batch(placed, algorithm)])
+    assert [one.rollout_id for one in batch.experiences] == ["g/0", "g/1"]
+    weights = [one.weights_T[one.loss_mask_T] for one in batch.experiences]
+    assert np.concatenate(weights).tolist() == [pytest.approx(1 / sum(map(len, weights)))] * sum(map(len, weights))
+    assert not [check for check in audited(placed, [batch], algorithm, group_size=3).values() if check.broken]
+    found = audited(placed, [make_batch([group], algorithm)], algorithm, group_size=3)
+    assert {name for name, check in found.items() if check.broken} >= {"weights"}
