@@ -59,10 +59,10 @@ def make_trainer(module: Any, teachers: dict[str, tuple[Any, bool]], **config: A
     )
 
 
-def other_model(seed: int = 5) -> Any:
+def other_model(vocabulary: int = ITS_VOCABULARY) -> Any:
     """A teacher with more ids than the policy has."""
-    torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(Qwen3Config(**SIZES | {"vocab_size": ITS_VOCABULARY})).double()
+    torch.manual_seed(5)
+    return AutoModelForCausalLM.from_config(Qwen3Config(**SIZES | {"vocab_size": vocabulary})).double()
 
 
 def flat(experiences: list[Experience]) -> list[Experience]:
@@ -232,6 +232,16 @@ def test_teachers_of_both_kinds() -> None:
     given = [replace(one, rereads={}) if one.teacher == "maths" else one for one in named]
     found = trainer.train_step([Batch(experiences=tuple(given))]).values
     assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
+
+
+def test_a_teacher_may_have_fewer_ids_than_the_policy_samples() -> None:
+    """Red when it is given the policy's, also if its answer is not used."""
+    module, draw = make_model("qwen3"), np.random.default_rng(0)
+    experiences = flat(record(plain_copy(module), make_experiences()))
+    assert max(int(one.ids_T.max()) for one in experiences) > 40
+    trainer = make_trainer(module, {"": (other_model(40), True)})
+    batch = Batch(experiences=tuple(reread(one, draw, 40) for one in experiences))
+    assert trainer.train_step([batch]).values["grad_norm"] > 0
 
 
 def test_what_was_not_reread_is_never_scored_by_its_ids() -> None:
