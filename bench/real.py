@@ -42,11 +42,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 ROOT = Path(__file__).parents[1]
 SHAPES = {
-    "tiny": {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+    "tiny": {"vocab_size": 16384, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     "100M": {"vocab_size": 16384, "hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 12},
     "0.6B": {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28},
+    "1.7B": {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28},
+    "4B": {"vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36},
 }
-HEADS = {"tiny": (4, 2, 32), "100M": (12, 4, 64), "0.6B": (16, 8, 128)}
+"""Of Qwen3, from 0.6B on."""
+HEADS = {"tiny": (4, 2, 32), "100M": (12, 4, 64), "0.6B": (16, 8, 128), "1.7B": (16, 8, 128), "4B": (32, 8, 128)}
 ROWS, CACHED, NEW, PROMPTS, PROMPT = 32, 200, 12, 2, 256
 ANSWERS, ANSWER, QUESTION = 8, 112, 128
 
