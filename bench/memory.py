@@ -1,10 +1,10 @@
 """`make bench-memory`: what a run of a real size holds, against its plan and the bounds set for it.
 
 In: nothing (models of Qwen3's shapes with random weights are made here, in `--folder` to keep them). Out: a table and
-`bench/out/memory.json`. Each case is a whole run in a process of its own, with nothing set but model, agent, algorithm
-and what its name says: 4 tasks x 8 rollouts a step, prompts of about 200 tokens, two calls of 64 tokens, and
-`model.max_model_len: 1024`. The run chooses the rest, compares gradients with the certificate's plain loop, and makes
-the steps asked for.
+`bench/out/memory.json`. Each case is a whole run in a process of its own, with nothing set but model, agent, algorithm,
+bfloat16 (which a run chooses where it is faster) and what its name says: 4 tasks x 8 rollouts a step (`--tasks`,
+`--group`), prompts of about 200 tokens, two calls of 64 tokens, and `model.max_model_len: 1024`. The run chooses the
+rest, compares gradients with the certificate's plain loop, and makes the steps asked for.
 
 - measured: the peak of the process and all below it, each page counted once for those that share it (PSS), every 100 ms
   by the kernel (Linux).
@@ -50,7 +50,7 @@ BOUNDS_GB: dict[str, float | None] = {
 }
 """The cases: a shape of `real.py`, and a trainer. Tiny is for tests."""
 WITHIN = 0.10
-TASKS, GROUP, PROMPT, SAMPLED = 4, 8, 200, 64
+PROMPT, SAMPLED = 200, 64
 
 
 def make_model(size: str, folder: Path) -> Path:
@@ -77,24 +77,31 @@ def make_model(size: str, folder: Path) -> Path:
     return path
 
 
-def run_case(name: str, model: Path, folder: Path, steps: int) -> None:
+def run_case(arguments: argparse.Namespace) -> None:
     """Make the run of a case, in this process."""
     from transformers import AutoTokenizer
 
     from sharpen import DatasetConfig, tune
 
+    name: str = arguments.case
+    model = arguments.folder / name.split("-")[0]
     talker = growth.Talker(len(AutoTokenizer.from_pretrained(model)(growth.WORDS).input_ids), sampled=SAMPLED)
     talker.shape = growth.Shape(turns=2, prompt=PROMPT)
     tune(
         workflow_func=talker.talk,
         judge_func=talker.judge,
-        train_dataset=DatasetConfig(path=str(plain.QUICKSTART / "data"), split="train", total_steps=steps),
+        train_dataset=DatasetConfig(path=str(plain.QUICKSTART / "data"), split="train", total_steps=arguments.steps),
         settings={
-            "checkpoint_root_dir": str(folder),
+            "checkpoint_root_dir": str(arguments.runs),
             "name": name,
             "model": {"model_path": str(model), "max_model_len": 1024},
-            "algorithm": {"algorithm_type": "grpo", "batch_size": TASKS, "group_size": GROUP},
-            "trainer": TRAINERS[name.split("-")[1]],
+            "algorithm": {
+                "algorithm_type": "grpo",
+                "batch_size": arguments.tasks,
+                "group_size": arguments.group,
+            },
+            "trainer": {"dtype": "bfloat16", **TRAINERS[name.split("-")[1]]},
+            "engine.dtype": "bfloat16",
             "evaluation.hold_out": False,
             "check.enabled": False,
         },
@@ -125,12 +132,13 @@ def watch(command: list[str]) -> tuple[int, float]:
     return peak, time.perf_counter() - began
 
 
-def measure(name: str, models: Path, steps: int) -> dict[str, Any]:
+def measure(name: str, models: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return planned and measured bytes of a case, and its seconds."""
     with tempfile.TemporaryDirectory() as folder:
         model = models / name.split("-")[0]
-        command = [sys.executable, __file__, "--case", name, "--folder", str(models), "--steps", str(steps)]
-        peak, seconds = watch([*command, "--runs", folder])
+        sizes = [f"--{size}={getattr(arguments, size)}" for size in ("steps", "tasks", "group")]
+        command = [sys.executable, __file__, "--case", name, "--folder", str(models), "--runs", folder, *sizes]
+        peak, seconds = watch(command)
         found = json.loads(next(Path(folder).rglob("plan.json")).read_text())
         resolved = json.loads(next(Path(folder).rglob("resolved.json")).read_text())
     planned = {when: max(place["peak_mb"] for place in found[when]["places"]) * 2**20 for when in ("before", "known")}
@@ -153,12 +161,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=list(BOUNDS_GB), default=list(BOUNDS_GB)[:-1])
     parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--tasks", type=int, default=4, help="of a step")
+    parser.add_argument("--group", type=int, default=8, help="rollouts of a task")
     parser.add_argument("--folder", type=Path, help="where the models are kept (default: they are not)")
     parser.add_argument("--case", choices=list(BOUNDS_GB), help=argparse.SUPPRESS)
     parser.add_argument("--runs", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
-        run_case(arguments.case, arguments.folder / arguments.case.split("-")[0], arguments.runs, arguments.steps)
+        run_case(arguments)
         return 0
     with contextlib.ExitStack() as stack:
         models = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -167,7 +177,7 @@ def main() -> int:
             making = multiprocessing.get_context("spawn").Process(target=make_model, args=(name.split("-")[0], models))
             making.start()  # its memory is nobody's afterwards
             making.join()
-            found.append(one := measure(name, models, arguments.steps))
+            found.append(one := measure(name, models, arguments))
             print(f"  {one}", flush=True)
     return summarize(found)
 

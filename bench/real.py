@@ -8,13 +8,14 @@ of 100M parameters (vocabulary 16,384) and one of 0.6B (Qwen3-0.6B's shape, voca
 - training: one update of adapters (rank 16) by 8 answers of 112 tokens to a prompt of 128, with gradient checkpointing.
 
 The limit is measured in the same run: the products of a step with all weights, by the fastest of three ways (rows
-first, weight first, weight packed beforehand by oneDNN), and the keys and values that decoding reads, at the bandwidth
-of a sum over memory. Beside the engine as it is, it runs with settings of before: all products rows first, and (of
-adapters beside shared weights) the model's own modules. These take turns; medians are compared, and shares of the limit
-are reported. vLLM's build for CPUs does the same works if `.venv-vllm` is there (`make .venv-vllm/installed`), in its
-own process, afterwards. Training's limit is the products of two forward passes and one backward pass to the inputs
-(the output layer: one and one). TRL trains the same answers if `.venv-trl` is there (`make .venv-trl/installed`), by
-its `SFTTrainer`, padded, without ratios and advantages (`trl/micro_step.py`).
+first, weight first, and, where the processor has products of bfloat16, weight packed beforehand by oneDNN), and the
+keys and values that decoding reads, at the bandwidth of a sum over memory. Beside the engine as it is, it runs with
+settings of before: all products rows first, and (of adapters beside shared weights) the model's own modules. These take
+turns; medians are compared, and shares of the limit are reported. vLLM's build for CPUs does the same works if
+`.venv-vllm` is there (`make .venv-vllm/installed`), in its own process, afterwards. Training's limit is the products of
+two forward passes and one backward pass to the inputs (the output layer: one and one). TRL trains the same answers if
+`.venv-trl` is there (`make .venv-trl/installed`), by its `SFTTrainer`, padded, without ratios and advantages
+(`trl/micro_step.py`).
 
     python bench/real.py [--repeats 3] [--only 100M]
 """
@@ -108,12 +109,13 @@ def fastest(shape: tuple[int, int], rows: int, repeats: int) -> float:
     weights = [torch.randn(shape).bfloat16() for _ in range(count)]
     x = torch.randn(rows, shape[1]).bfloat16()
     columns = x.t().contiguous()
-    packed = [torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights]
     ways: list[Callable[[], object]] = [
         lambda: [linear(x, weight) for weight in weights],
         lambda: [weight @ columns for weight in weights],
-        lambda: [torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "") for weight in packed],
     ]
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        packed = [torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights]
+        ways.append(lambda: [torch.ops.mkldnn._linear_pointwise(x, one, None, "none", [], "") for one in packed])
     return min(median(way, repeats) for way in ways) / count
 
 
