@@ -11,11 +11,11 @@ The limit is measured in the same run: the products of a step with all weights, 
 first, weight first, and, where the processor has products of bfloat16, weight packed beforehand by oneDNN), and the
 keys and values that decoding reads, at the bandwidth of a sum over memory. Beside the engine as it is, it runs with
 settings of before: all products rows first, and (of adapters beside shared weights) the model's own modules. These take
-turns; medians are compared, and shares of the limit are reported. vLLM's build for CPUs does the same works if
-`.venv-vllm` is there (`make .venv-vllm/installed`), in its own process, afterwards. Training's limit is the products of
-two forward passes and one backward pass to the inputs (the output layer: one and one). TRL trains the same answers if
-`.venv-trl` is there (`make .venv-trl/installed`), by its `SFTTrainer`, padded, without ratios and advantages
-(`trl/micro_step.py`).
+turns; medians are compared, and shares of the limit are reported, with what the seconds of decoding are spent on.
+vLLM's build for CPUs does the same works if `.venv-vllm` is there (`make .venv-vllm/installed`), in its own process,
+afterwards. Training's limit is the products of two forward passes and one backward pass to the inputs (the output
+layer: one and one). TRL trains the same answers if `.venv-trl` is there (`make .venv-trl/installed`), by its
+`SFTTrainer`, padded, without ratios and advantages (`trl/micro_step.py`).
 
     python bench/real.py [--repeats 3] [--only 100M]
 """
@@ -39,6 +39,7 @@ import numpy as np
 import torch
 from report import finish, table
 from torch.nn.functional import linear
+from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +54,12 @@ SHAPES = {
 HEADS = {"tiny": (4, 2, 32), "100M": (12, 4, 64), "0.6B": (16, 8, 128), "1.7B": (16, 8, 128), "4B": (32, 8, 128)}
 ROWS, CACHED, NEW, PROMPTS, PROMPT = 32, 200, 12, 2, 256
 ANSWERS, ANSWER, QUESTION = 8, 112, 128
+OPERATORS = {
+    "products with weights": {"mm", "addmm", "linear", "mkldnn_linear"},
+    "attention": {"bmm", "baddbmm", "_softmax", "_scaled_dot_product_flash_attention_for_cpu"},
+    "copies": {"copy_", "cat", "index", "index_select", "_index_put_impl_", "gather"},
+}
+"""What a decode step computes, by PyTorch's operators."""
 
 
 def make_model(size: str) -> Any:
@@ -188,8 +195,24 @@ def engine_speeds(model: Any, *, adapters: bool, repeats: int) -> dict[str, tupl
         side = list(sides)[turn % len(sides)]
         sides[side]()
         measured[side].append(speeds(lambda ids, new, seed: run_engine(engine, ids, new, seed), turn))
+    as_it_is()
+    print(f"{name}decoding:", ", ".join(f"{kind} {share:.0%}" for kind, share in where_time_goes(engine).items()))
     asyncio.run(engine.close())
     return {side: medians(values[1:]) for side, values in measured.items()}
+
+
+def where_time_goes(engine: Any) -> dict[str, float]:
+    """Return the shares of the seconds of decoding, by what is computed."""
+    ids = prompts(1, CACHED, 0) * ROWS
+    run_engine(engine, ids[:1], 1, 0)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        seconds = run_engine(engine, ids, NEW, 0)
+    shares = dict.fromkeys((*OPERATORS, "other operators"), 0.0)
+    for operator in profiled.key_averages():
+        name = operator.key.removeprefix("aten::")
+        kind = next((kind for kind, names in OPERATORS.items() if name in names), "other operators")
+        shares[kind] += operator.self_cpu_time_total / 1e6 / seconds
+    return {**shares, "no operator": 1 - sum(shares.values())}
 
 
 def medians(values: list[tuple[float, float]]) -> tuple[float, float]:
