@@ -13,6 +13,9 @@ CHECKED = (
     "sharpen.learning.experience.merge",
     "sharpen.learning.experience.draw",
     "sharpen.learning.experience.replay",
+    "sharpen.learning.experience.alignment",
+    "sharpen.learning.experience.reread",
+    "sharpen.learning.experience.token_bytes",
     "sharpen.learning.algorithm.advantages",
     "sharpen.learning.algorithm.aggregation",
     "sharpen.learning.algorithm.gae",
@@ -21,6 +24,7 @@ CHECKED = (
     "sharpen.learning.algorithm.returns",
     "sharpen.learning.algorithm.shaping",
     "sharpen.learning.trainer.credit",
+    "sharpen.learning.trainer.reread",
 )
 """What makes batches, advantages and weights."""
 FOLDER = ROOT / "evidence" / "certificate"

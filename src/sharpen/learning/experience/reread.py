@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -141,12 +141,15 @@ class Reader:
     def _encoded(self, text: str) -> tuple[list[int], IntArray] | None:
         """Return the ids of exactly this text behind a prompt, and where each ends in it; None if the tokenizer has
         none. Some tokenizers put a space before a text, but not after a line's end."""
-        line, behind = self._ids("\n"), self._ids(f"\n{text}")
-        for ids in (self._ids(text), behind[len(line) :]):
+        for ids in self._ways(text):
             pieces = self._tokens.of(ids)
             if pieces is not None and (found := spelled(pieces))[0] == text:
                 return ids, found[1]
         return None
+
+    def _ways(self, text: str) -> Iterator[list[int]]:
+        yield self._ids(text)
+        yield self._ids(f"\n{text}")[len(self._ids("\n")) :]
 
     def _ids(self, text: str) -> list[int]:
         return list(self._plain.encode(text, add_special_tokens=False).ids)
@@ -206,7 +209,8 @@ class Rereading:
                 readers[name] = Reader(policy, teacher, kwargs)
         except ModelError as error:
             raise ConfigError(
-                f"{whose} cannot be used with other tokens than its teacher's or its model's: {error}"
+                f"{whose} cannot be compared with a model of other tokens: {error}; choose a teacher with the model's "
+                "tokenizer"
             ) from error
         return cls(readers, distill, max_share)
 

@@ -26,7 +26,6 @@ from sharpen.evidence.certificate.plain.model import PlainSequence
 from sharpen.evidence.certificate.plain.teacher import Teaching, teacher_folders
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, render_message
-from sharpen.models.configuration import load_tokenizer
 from sharpen.types import PROMPT_ROLE, Call
 
 _THINKS = "<think>"
@@ -45,17 +44,21 @@ def others(config: RunConfig, base: Path) -> dict[str, Path]:
 
 
 def _vocabulary(folder: Path) -> tuple[Mapping[str, int], Any, Any]:
+    read = _tokenizer(folder)
+    return read.get_vocab(), read.bos_token, read.eos_token
+
+
+def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    read = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    return read.get_vocab(), read.bos_token, read.eos_token
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 class PlainReader:
     """Reads calls of the model in `base` as the teacher in `folder` does."""
 
     def __init__(self, base: Path, folder: Path, thinking: bool | None) -> None:
-        self._own, self._its = load_tokenizer(base), load_tokenizer(folder)
+        self._own, self._its = _tokenizer(base), _tokenizer(folder)
         self._own_spelling, self._its_spelling = _Spelling(self._own), _Spelling(self._its)
         self._own_ends, self._renderer = _end_ids(base), Renderer(self._its)
         self._kwargs = {} if thinking is None else {"enable_thinking": thinking}
