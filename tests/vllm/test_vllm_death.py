@@ -65,9 +65,8 @@ def test_runs_whose_engine_is_killed_end_with_one_error_and_go_on_from_there(
 ):
     """It dies while generating, in the next session while weights move. The steps that had trained are in the
     checkpoint, also the one whose weights were moving; the others train once, in the session that goes on. Red when
-    `train` (rollouts.py) lets a failure behind the training pass: its step would not be recorded, and not be saved; or
-    when `open` (gateway/gateway.py) does not look: every rollout would be tried again, and the error would be another
-    one; or hangs when `load` (engine/vllm/engine.py) waits for vLLM's answer alone."""
+    `train` (run/rollouts.py) lets a failure behind the training pass: its step would not be recorded, and not be saved;
+    or hangs when `load` (engine/vllm/engine.py) waits for vLLM's answer alone."""
     run_dir = tmp_path / "P" / "fixed"
     for done, (when, words) in enumerate(
         [

@@ -22,7 +22,6 @@ IMPORTED = [
     "vllm.v1.engine.core",
     "vllm.v1.executor.multiproc_executor",
     "vllm.v1.worker.cpu_worker",
-    "sharpen.engine.vllm.worker",
     "vllm_forked",  # as the last: the core starts the workers
 ]
 
