@@ -156,8 +156,8 @@ def group_of(plan: TrainerPlan) -> TrainerGroup:
 
 
 def assert_same_numbers(one: Any, many: Any, *, relative: float = 1e-6) -> None:
-    """Two `StepMetrics`, but for how the work was divided and how long it took. Gaps are rounding errors themselves; the
-    largest ratio is the exponential of one difference of logprobs, which are rounded so."""
+    """Two `StepMetrics`, but for how the work was divided and how long it took. Gaps are rounding errors themselves;
+    the largest ratio is the exponential of one difference of logprobs, which are rounded so."""
     assert (one.version, one.num_updates, one.trained_tokens) == (many.version, many.num_updates, many.trained_tokens)
     assert one.values.keys() == many.values.keys()
     for name, value in one.values.items():
