@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-environments test-verifiers test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos pages docs environments check format dist release-check bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-growth bench-capacity bench-real bench-view bench-async bench-agentscope bench-trl bench-algorithms bench-gpu clean
+.PHONY: help quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-environments test-verifiers test-older-openai test-view test-as-it-is test-models test-postgres test-documented test-documented-slow fuzz-gateway test-fuzz-gateway soak kills chaos pages docs environments check format dist release-check bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-growth bench-capacity bench-real bench-view bench-async bench-agentscope bench-trl bench-algorithms bench-memory bench-gpu clean
 
 # Train a real agent on two CPU cores. About three minutes; the first time, .venv is made before.
 quickstart: .venv/installed
@@ -277,7 +277,7 @@ release-check: environments
 bench: bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-long_prompt bench-growth
 
 # Measure one of them.
-bench-engine bench-trainer bench-step bench-tree bench-sync bench-long_prompt bench-growth bench-real bench-algorithms: bench-%: .venv/installed
+bench-engine bench-trainer bench-step bench-tree bench-sync bench-long_prompt bench-growth bench-real bench-memory bench-algorithms: bench-%: .venv/installed
 	$(BIN)/python bench/$*.py
 
 # Measure what the gateway adds to a call, what it keeps under load, and LiteLLM's proxy beside it. That one in an environment of

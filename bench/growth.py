@@ -92,10 +92,11 @@ class Cost:
 class Talker:
     """The agent and its judge. One loop serves shapes of different turns and prompts, one after the other."""
 
-    def __init__(self, words: int) -> None:
+    def __init__(self, words: int, sampled: int = SAMPLED) -> None:
         self.shape = Shape()
         self._words = words
         """Tokens of `WORDS`."""
+        self._sampled = sampled
         self._numbers = itertools.count(1000)
         """What each rollout reads has a number, or equal answers would make one conversation in the tree."""
         self._seen: dict[str, itertools.count[int]] = defaultdict(itertools.count)
@@ -106,7 +107,9 @@ class Talker:
         number = next(self._numbers)
         text = ""
         for _ in range(self.shape.turns):
-            reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=SAMPLED)
+            reply = await model.client.chat.completions.create(
+                model=model.name, messages=messages, max_tokens=self._sampled
+            )
             text = reply.choices[0].message.content or ""
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"{number}: {WORDS}"}]
         return WorkflowOutput(response=text)

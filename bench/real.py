@@ -8,13 +8,14 @@ of 100M parameters (vocabulary 16,384) and one of 0.6B (Qwen3-0.6B's shape, voca
 - training: one update of adapters (rank 16) by 8 answers of 112 tokens to a prompt of 128, with gradient checkpointing.
 
 The limit is measured in the same run: the products of a step with all weights, by the fastest of three ways (rows
-first, weight first, weight packed beforehand by oneDNN), and the keys and values that decoding reads, at the bandwidth
-of a sum over memory. Beside the engine as it is, it runs with settings of before: all products rows first, and (of
-adapters beside shared weights) the model's own modules. These take turns; medians are compared, and shares of the limit
-are reported. vLLM's build for CPUs does the same works if `.venv-vllm` is there (`make .venv-vllm/installed`), in its
-own process, afterwards. Training's limit is the products of two forward passes and one backward pass to the inputs
-(the output layer: one and one). TRL trains the same answers if `.venv-trl` is there (`make .venv-trl/installed`), by
-its `SFTTrainer`, padded, without ratios and advantages (`trl/micro_step.py`).
+first, weight first, and, where the processor has products of bfloat16, weight packed beforehand by oneDNN), and the
+keys and values that decoding reads, at the bandwidth of a sum over memory. Beside the engine as it is, it runs with
+settings of before: all products rows first, and (of adapters beside shared weights) the model's own modules. These take
+turns; medians are compared, and shares of the limit are reported, with what the seconds of decoding are spent on.
+vLLM's build for CPUs does the same works if `.venv-vllm` is there (`make .venv-vllm/installed`), in its own process,
+afterwards. Training's limit is the products of two forward passes and one backward pass to the inputs (the output
+layer: one and one). TRL trains the same answers if `.venv-trl` is there (`make .venv-trl/installed`), by its
+`SFTTrainer`, padded, without ratios and advantages (`trl/micro_step.py`).
 
     python bench/real.py [--repeats 3] [--only 100M]
 """
@@ -38,17 +39,27 @@ import numpy as np
 import torch
 from report import finish, table
 from torch.nn.functional import linear
+from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 ROOT = Path(__file__).parents[1]
 SHAPES = {
-    "tiny": {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+    "tiny": {"vocab_size": 16384, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     "100M": {"vocab_size": 16384, "hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 12},
     "0.6B": {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28},
+    "1.7B": {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28},
+    "4B": {"vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36},
 }
-HEADS = {"tiny": (4, 2, 32), "100M": (12, 4, 64), "0.6B": (16, 8, 128)}
+"""Of Qwen3, from 0.6B on."""
+HEADS = {"tiny": (4, 2, 32), "100M": (12, 4, 64), "0.6B": (16, 8, 128), "1.7B": (16, 8, 128), "4B": (32, 8, 128)}
 ROWS, CACHED, NEW, PROMPTS, PROMPT = 32, 200, 12, 2, 256
 ANSWERS, ANSWER, QUESTION = 8, 112, 128
+OPERATORS = {
+    "products with weights": {"mm", "addmm", "linear", "mkldnn_linear"},
+    "attention": {"bmm", "baddbmm", "_softmax", "_scaled_dot_product_flash_attention_for_cpu"},
+    "copies": {"copy_", "cat", "index", "index_select", "_index_put_impl_", "gather"},
+}
+"""What a decode step computes, by PyTorch's operators."""
 
 
 def make_model(size: str) -> Any:
@@ -105,12 +116,13 @@ def fastest(shape: tuple[int, int], rows: int, repeats: int) -> float:
     weights = [torch.randn(shape).bfloat16() for _ in range(count)]
     x = torch.randn(rows, shape[1]).bfloat16()
     columns = x.t().contiguous()
-    packed = [torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights]
     ways: list[Callable[[], object]] = [
         lambda: [linear(x, weight) for weight in weights],
         lambda: [weight @ columns for weight in weights],
-        lambda: [torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "") for weight in packed],
     ]
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        packed = [torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights]
+        ways.append(lambda: [torch.ops.mkldnn._linear_pointwise(x, one, None, "none", [], "") for one in packed])
     return min(median(way, repeats) for way in ways) / count
 
 
@@ -183,8 +195,24 @@ def engine_speeds(model: Any, *, adapters: bool, repeats: int) -> dict[str, tupl
         side = list(sides)[turn % len(sides)]
         sides[side]()
         measured[side].append(speeds(lambda ids, new, seed: run_engine(engine, ids, new, seed), turn))
+    as_it_is()
+    print(f"{name}decoding:", ", ".join(f"{kind} {share:.0%}" for kind, share in where_time_goes(engine).items()))
     asyncio.run(engine.close())
     return {side: medians(values[1:]) for side, values in measured.items()}
+
+
+def where_time_goes(engine: Any) -> dict[str, float]:
+    """Return the shares of the seconds of decoding, by what is computed."""
+    ids = prompts(1, CACHED, 0) * ROWS
+    run_engine(engine, ids[:1], 1, 0)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        seconds = run_engine(engine, ids, NEW, 0)
+    shares = dict.fromkeys((*OPERATORS, "other operators"), 0.0)
+    for operator in profiled.key_averages():
+        name = operator.key.removeprefix("aten::")
+        kind = next((kind for kind, names in OPERATORS.items() if name in names), "other operators")
+        shares[kind] += operator.self_cpu_time_total / 1e6 / seconds
+    return {**shares, "no operator": 1 - sum(shares.values())}
 
 
 def medians(values: list[tuple[float, float]]) -> tuple[float, float]:

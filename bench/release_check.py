@@ -80,7 +80,7 @@ def example(name: str, start: str = ".venv/bin/python {}/main.py") -> Part:
 
 BENCHES = (
     *("engine", "trainer", "gateway", "step", "tree", "sync", "long_prompt", "growth", "capacity", "real"),
-    *("view", "async", "agentscope", "trl", "algorithms"),
+    *("view", "async", "agentscope", "trl", "algorithms", "memory"),
 )
 EXAMPLES = (
     *("any_command", "ask_or_answer", "count_shapes", "email_search", "frozen_lake", "langgraph_agent"),

@@ -28,6 +28,7 @@ BENCHES = {
     "bench/growth.py": "--repeats 1 --turns 1 2 --groups 2 --tasks 2 --prompts 100 --in-flight 8",
     "bench/install_size.py": "",
     "bench/long_prompt.py": "--tokens 600",
+    "bench/memory.py": "--cases tiny-lora",
     "bench/plain.py": "--steps 1 --tasks 2",
     "bench/real.py": "--only tiny --repeats 1",
     "bench/step.py": "--repeats 1 --tasks 1",

@@ -1,5 +1,5 @@
 """`sharpen record` before a real vLLM server, and SFT and DPO rows from what it recorded: another process serves the
-quickstart's model, the recorder is a command, the application an OpenAI client."""
+quickstart's model, the recorder is a command, the application an OpenAI client. The same server is a teacher."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from transformers import AutoTokenizer
 from vllm_served import MODEL
 
 from sharpen.cli.main import main
+from sharpen.config.distill import DistillConfig
 from sharpen.learning.experience.reading import read_groups
+from sharpen.placement.teacher_endpoint import TeacherEndpoint
 from sharpen.types import Call, Rollout
 
 KEY = "the-key"
@@ -134,9 +136,34 @@ def test_its_ids_and_logprobs_are_the_models(record: Path, model: Any) -> None:
 
 def logprobs(model: Any, call: Call) -> np.ndarray:
     ids = [*call.prompt_ids_P.tolist(), *call.sampled_ids_S.tolist()]
+    return of_all(model, ids)[len(call.prompt_ids_P) - 1 :]
+
+
+def of_all(model: Any, ids: list[int]) -> np.ndarray:
+    """The model's logprobs of all ids but the first."""
     with torch.no_grad():
-        scores_TV = model(torch.tensor([ids])).logits[0, len(call.prompt_ids_P) - 1 : -1].float().log_softmax(-1)
-    return scores_TV.gather(1, torch.tensor(call.sampled_ids_S.tolist()).unsqueeze(1)).squeeze(1).numpy()
+        scores_TV = model(torch.tensor([ids])).logits[0, :-1].float().log_softmax(-1)
+    return scores_TV.gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1).numpy()
+
+
+def test_the_server_is_a_teacher(upstream: str, record: Path, model: Any) -> None:
+    """The start finds vLLM's form and equal texts of ids, and the scores are the model's."""
+    config = DistillConfig(teacher_url=upstream, teacher_model="policy")
+    teacher = TeacherEndpoint.open(config, MODEL, 512)
+    try:
+        assert teacher.form == "prompt_logprobs"
+        rollouts = rollouts_of(record)
+        for call in (call for rollout in rollouts for call in rollout.calls):
+            ids = [*call.prompt_ids_P.tolist(), *call.sampled_ids_S.tolist()]
+            np.testing.assert_allclose(teacher.logprobs(ids), of_all(model, ids), atol=1e-3)
+        for rollout in rollouts:
+            taught, tokens = teacher._rollout(rollout)
+            assert (taught.outcome, tokens > 0) == (rollout.outcome, True)
+            for call in taught.calls:
+                assert call.taught_S is not None
+                np.testing.assert_allclose(call.taught_S, logprobs(model, call), atol=1e-3)
+    finally:
+        teacher.close()
 
 
 @pytest.mark.parametrize(("kind", "num_rows"), [("sft", 2), ("dpo", 2)])

@@ -22,7 +22,7 @@ from sharpen.run.plan.case import Case
 from sharpen.run.plan.hardware import this_machine
 from sharpen.run.plan.predict import about, computed_step_time, plan, step_time
 from sharpen.run.plan.record import write_plan
-from sharpen.run.plan.speed import Speed, measure_speed, whole, write_copy
+from sharpen.run.plan.speed import Speed, fastest, measure_speed, whole, write_copy
 from sharpen.run.plan.workload import Workload
 
 LARGE = {"vocab_size": 8000, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4}
@@ -49,6 +49,14 @@ def test_a_second_layer_tells_all_layers_from_the_rest() -> None:
     assert whole(5.0, 8.0, 10) == (30.0, 2.0)
     assert whole(5.0, 4.0, 10) == (0.0, 5.0)  # noise
     assert whole(5.0, 11.0, 10) == (50.0, 0.0)  # noise: a layer takes no longer than a model with one
+
+
+@pytest.mark.parametrize(("long_s", "turns"), [(60.0, 2), (0.0, 1)])
+def test_what_takes_long_is_measured_once(long_s: float, turns: int) -> None:
+    """Red as ten minutes before the first step, on a machine that was busy."""
+    made: list[int] = []
+    assert fastest(lambda: made.append(0), long_s=long_s) >= 0.0
+    assert len(made) == turns
 
 
 def test_the_seconds_of_a_step_by_hand() -> None:
