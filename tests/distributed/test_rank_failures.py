@@ -19,7 +19,7 @@ from group_toys import (
     one_process,
     processes,
 )
-from processes import ends, line_of, python
+from processes import ends, forked, line_of
 from transformers import MambaConfig
 
 from sharpen.errors import ModelError, ParityError, RankError, TrainingError
@@ -166,7 +166,7 @@ def test_a_coordinator_that_is_killed_leaves_no_ranks(tmp_path, when):
     without `_end_with_coordinator`, or when that does not remove the folder.
 
     The rank that was stopped is woken up at last: a stopped process can do nothing, not even end."""
-    with python("-c", SCRIPT, str(tmp_path / "model"), when, stderr=None) as process:
+    with forked("-c", SCRIPT, str(tmp_path / "model"), when) as process:
         ids = [int(number) for number in line_of(process).split()]
         assert len(ids) == 2
         assert leftover_folders(process.pid)

@@ -4,7 +4,6 @@ import inspect
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from group_toys import (
     processes,
     ranks_of,
 )
-from processes import ends, python, wait_for
+from processes import ends, forked, wait_for
 from rank_runs import assert_same_losses, interrupted_here, rows, run
 
 from sharpen.placement.ranks.group import TrainerGroup
@@ -31,6 +30,11 @@ from sharpen.placement.ranks.processes import RankProcesses
 pytestmark = pytest.mark.distributed
 
 FIXED = {"project_name": "P", "experiment_name": "fixed"}
+IN_ITS_OWN_GROUP = """
+import os, runpy
+os.setsid()
+runpy.run_module("sharpen.cli.main", run_name="__main__", alter_sys=True)
+"""
 
 
 def command(undisturbed: Path, folder: Path, workflow: str, *settings: str) -> Any:
@@ -38,8 +42,7 @@ def command(undisturbed: Path, folder: Path, workflow: str, *settings: str) -> A
     settings = (f"checkpoint_root_dir={folder}", "project=P", "name=fixed", "trainer.num_processes=2", *settings)
     settings = (f"workflow={Path(__file__).parent / 'rank_runs.py'}:{workflow}", *settings)
     given = [part for setting in settings for part in ("--set", setting)]
-    arguments = ["-m", "sharpen.cli.main", "run", "--config", str(undisturbed / "config.yaml"), *given]
-    return python(*arguments, stdout=subprocess.DEVNULL, start_new_session=True)
+    return forked("-c", IN_ITS_OWN_GROUP, "run", "--config", str(undisturbed / "config.yaml"), *given)
 
 
 @contextmanager

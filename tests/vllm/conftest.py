@@ -20,21 +20,23 @@ from sharpen.placement.engine_choice import installed_builds
 
 HERE = Path(__file__).parent
 os.environ.update(RAY_worker_register_timeout_seconds="600", RAY_worker_niceness="0")  # as tests/on_ray has them
-# Each of vLLM's engines would compile small helpers of its own for about eight seconds, before its first token. Those
-# that start within `compiling` (vllm_served.py) do, as for users.
+# Each of vLLM's engines would compile small helpers of its own for about eight seconds, before its first token, and
+# import vLLM in each process (vllm_forked.py). Those that start within `as_for_users` (vllm_served.py) do.
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 if installed_builds() and find_spec("torchvision") is None:
     # Its stand-in, also for vLLM's processes, before transformers looks for it.
     sys.path.append(str(HERE / "without_pictures"))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), sys.path[-1]]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), sys.path[-1], str(HERE)]))
 collect_ignore = [] if installed_builds() else [path.name for path in HERE.glob("test_*.py")]
 
 if installed_builds():
     from vllm.model_executor.models import registry
-    from vllm_served import MODEL, Served, begun, compiling, read_model, request, start, vllm_left, weights
+    from vllm_forked import fork_processes
+    from vllm_served import MODEL, Served, as_for_users, begun, read_model, request, start, vllm_left, weights
 
     # vLLM looks at a class of models, once for each, in a process that imports all of vLLM, lest it touch a GPU.
     registry._run_in_subprocess = lambda look: look()
+    fork_processes()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -76,7 +78,7 @@ def collected() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Served]:
     """The engine of most tests. At the end a call in flight fails, and no process or file is left."""
-    with compiling():
+    with as_for_users():
         served = start()
     yield served
     folder = served.engine._folder

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
+from processes import forked
 from test_sync_end_to_end import check_accounted, rows
+from vllm_forked import FORKED
 from vllm_served import MODEL
 
 from sharpen.cli.main import main
@@ -65,9 +65,8 @@ def test_runs_whose_engine_is_killed_end_with_one_error_and_go_on_from_there(
 ):
     """It dies while generating, in the next session while weights move. The steps that had trained are in the
     checkpoint, also the one whose weights were moving; the others train once, in the session that goes on. Red when
-    `train` (rollouts.py) lets a failure behind the training pass: its step would not be recorded, and not be saved; or
-    when `open` (gateway/gateway.py) does not look: every rollout would be tried again, and the error would be another
-    one; or hangs when `load` (engine/vllm/engine.py) waits for vLLM's answer alone."""
+    `train` (run/rollouts.py) lets a failure behind the training pass: its step would not be recorded, and not be saved;
+    or hangs when `load` (engine/vllm/engine.py) waits for vLLM's answer alone."""
     run_dir = tmp_path / "P" / "fixed"
     for done, (when, words) in enumerate(
         [
@@ -76,11 +75,11 @@ def test_runs_whose_engine_is_killed_end_with_one_error_and_go_on_from_there(
         ],
         start=2,
     ):
-        ran = run(tmp_path, temporary, toy_dataset, when)
-        assert ran.returncode == 1, ran.stderr
-        assert words in ran.stderr.splitlines()[-1]
-        assert "Traceback" not in ran.stderr
-        assert f"; saving a checkpoint of step {done}, the last whole one" in ran.stdout
+        code, output, errors = run(tmp_path, temporary, toy_dataset, when)
+        assert code == 1, errors
+        assert words in errors.splitlines()[-1]
+        assert "Traceback" not in errors
+        assert f"; saving a checkpoint of step {done}, the last whole one" in output
         assert not left(temporary)
         assert not [path for path in temporary.iterdir() if "vllm" in path.name]
         assert len(rows(run_dir)) == done
@@ -107,8 +106,8 @@ def left(temporary: Path) -> list[psutil.Process]:
         time.sleep(0.2)
 
 
-def run(folder: Path, temporary: Path, dataset: Path, when: str) -> subprocess.CompletedProcess[str]:
-    """`sharpen run`, in a process of its own."""
+def run(folder: Path, temporary: Path, dataset: Path, when: str) -> tuple[int | None, str, str]:
+    """`sharpen run`, in a process of its own, from which vLLM's are started as for users: exit code, output, errors."""
     (folder / "agent.py").write_text(AGENT)
     (folder / "run.yaml").write_text(
         f"workflow: agent.py:agent\nproject: P\nname: fixed\ncheckpoint_root_dir: {folder}\n"
@@ -118,7 +117,9 @@ def run(folder: Path, temporary: Path, dataset: Path, when: str) -> subprocess.C
         "evaluation: {before_and_after: false, hold_out: false}\ncheck: {enabled: false}\n"
         "engine: {type: vllm, kv_cache_mb: 64, max_slots: 24}\n"
     )
-    command = [sys.executable, "-m", "sharpen.cli.main", "run", "--config", str(folder / "run.yaml")]
     metrics = folder / "P" / "fixed" / "metrics.jsonl"
     environment = {**os.environ, "TMPDIR": str(temporary), "KILL_WHEN": when, "METRICS": str(metrics)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    environment.pop(FORKED)
+    with forked("-m", "sharpen.cli.main", "run", "--config", str(folder / "run.yaml"), env=environment) as process:
+        output, errors = process.communicate(timeout=600)
+        return process.returncode, output, errors

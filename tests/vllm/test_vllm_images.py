@@ -193,6 +193,7 @@ def test_a_model_with_ends_of_rows_between_its_image_tokens(seeing: Callable[[st
 
 
 def test_adapters_beside_images(seeing: Callable[[str], Seeing]) -> None:
+    """Under the names that vLLM knows, for a text agent too."""
     qwen, lora = seeing(QWEN), LoraConfig(rank=4, alpha=8)
     policy = AdaptedModel(read_module(qwen.folder, torch.device("cpu")), lora=lora, compute_dtype=torch.float32)
     served = start(model_path=str(qwen.folder), lora=lora)
@@ -200,7 +201,7 @@ def test_adapters_beside_images(seeing: Callable[[str], Seeing]) -> None:
         with torch.no_grad():
             for _, parameter in policy.parameters():
                 parameter.normal_(std=0.1)
-        asked = [qwen.asks("IMAGE" + LONG + "?", draw(1, 64, 64))]
+        asked = [qwen.asks("IMAGE" + LONG + "?", draw(1, 64, 64)), qwen.asks("no image", noise=2)]
         qwen.check(asked, served.generate(*asked))
         qwen.own.load_state_dict(policy.state_tensors(), strict=False)
         policy.alone = True

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 
-from processes import ends
+from processes import ends, forked
+from vllm_forked import FORKED
 from vllm_served import MODEL
 
 from sharpen.engine.vllm.start import make_folder
 
 KILLED = f"""
-import asyncio, os, signal, psutil
+import asyncio, os, signal, sys, psutil
+from pathlib import Path
 
 async def main():
     from sharpen.engine.vllm.engine import VLLMEngine
@@ -24,7 +24,7 @@ async def main():
     await VLLMEngine.start(model, stop_decoder=str, max_model_len=64, max_slots=4, kv_cache_mb=64)
     changed = {{name for name, _ in os.environ.items() ^ before.items()}} - {{"TORCHINDUCTOR_CACHE_DIR"}}  # torch's own
     assert not changed, changed
-    print(*(process.pid for process in psutil.Process().children(recursive=True)), flush=True)
+    Path(sys.argv[1]).write_text(" ".join(str(one.pid) for one in psutil.Process().children(recursive=True)))
     os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
@@ -38,15 +38,10 @@ def test_nothing_stays_when_the_owner_is_killed(tmp_path, temporary):
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     output = tmp_path / "pids"  # no pipe: what stays would hold it open
-    with output.open("w") as file:
-        ran = subprocess.run(
-            [sys.executable, str(script)],
-            env={**os.environ, "TMPDIR": str(temporary)},
-            stdout=file,
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
-    assert ran.returncode == -signal.SIGKILL
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    environment.pop(FORKED)  # vLLM's processes start as for users
+    with forked(str(script), str(output), env=environment) as owner:
+        assert owner.wait(600) == -signal.SIGKILL
     pids = [int(pid) for pid in output.read_text().split()]
     assert len(pids) >= 2
     left = [pid for pid in pids if not ends(pid)]

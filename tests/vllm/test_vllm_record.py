@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +19,9 @@ import openai
 import psutil
 import pytest
 import torch
-from processes import line_of, python
+from processes import Forked, forked, line_of, python
 from transformers import AutoTokenizer
-from vllm_served import MODEL
+from vllm_served import MODEL, vllm_processes
 
 from sharpen.cli.main import main
 from sharpen.config.distill import DistillConfig
@@ -43,7 +42,7 @@ def answers(port: int) -> bool:
     return False
 
 
-def port_of(process: subprocess.Popen[Any], log: Path) -> int:
+def port_of(process: Forked) -> int:
     """The port that a server was given by the system, when it answers there."""
     deadline = time.monotonic() + LIMIT_S
     while process.poll() is None and time.monotonic() < deadline:
@@ -51,28 +50,26 @@ def port_of(process: subprocess.Popen[Any], log: Path) -> int:
             if connection.status == psutil.CONN_LISTEN and answers(connection.laddr.port):
                 return int(connection.laddr.port)
         time.sleep(0.2)
-    raise AssertionError(f"vLLM did not start: exit code {process.poll()}, {log.read_text()[-2000:]}")
+    process.kill()
+    raise AssertionError(f"vLLM did not start: {process.communicate()}")
 
 
 @pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The base URL of `vllm serve`, in a group of processes of its own."""
+def upstream() -> Iterator[str]:
+    """The base URL of `vllm serve`."""
+    known = {process.pid for process in vllm_processes()}
     arguments = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL), "--host", "127.0.0.1"]
-    command = [sys.executable, *arguments, "--port", "0", "--max-num-seqs", "4", *OPTIONS]
-    environment = {**os.environ, **ENVIRONMENT}
-    log = tmp_path_factory.mktemp("server") / "log.txt"
-    with (
-        log.open("w") as lines,
-        subprocess.Popen(command, env=environment, stdout=lines, stderr=lines, start_new_session=True) as process,
-    ):
-        try:
-            yield f"http://127.0.0.1:{port_of(process, log)}/v1"
-        finally:
-            process.terminate()
+    options = ["--port", "0", "--max-num-seqs", "4", *OPTIONS]
+    try:
+        with forked(*arguments, *options, env={**os.environ, **ENVIRONMENT}) as process:
+            yield f"http://127.0.0.1:{port_of(process)}/v1"
+            process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(120)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    finally:
+        for one in vllm_processes():
+            if one.pid not in known:
+                one.kill()
 
 
 def post(url: str, key: str = KEY, **body: Any) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from vllm_served import Served, begun, compiling, request, scored, start, vllm_left, vllm_processes, weights
+from vllm_served import Served, as_for_users, begun, request, scored, start, vllm_left, vllm_processes, weights
 
 from sharpen.engine.routing import Replicas
 from sharpen.errors import EngineLostError
@@ -26,7 +26,7 @@ def test_two_replicas_serve_and_one_goes_on_alone(shared, model, changed):
     `Transfer.finish_weight_update`. One of them is killed: its calls end with one error, and through `Replicas` the
     other replica answers them; red when `generate` (engine/routing.py) does not try again elsewhere."""
     known = {process.pid for process in vllm_processes()}
-    with compiling():
+    with as_for_users():
         first = start(shared.thread, max_slots=8, tensor_parallel_size=2)
     workers = [one for one in vllm_processes() if one.pid not in known and "Worker" in one.name()]
     assert len(workers) == 2

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from vllm_forked import FORKED
 
 from sharpen.contracts import GenerateRequest, Generation
 from sharpen.engine.embedded.sampling import truncated_log_softmax
@@ -69,13 +70,13 @@ def start(thread: ServingThread | None = None, model_path: str = str(MODEL), **s
 
 
 @contextlib.contextmanager
-def compiling() -> Iterator[None]:
-    """vLLM's processes that start here compile its helpers, as they do for users."""
-    kept = os.environ.pop("TORCHDYNAMO_DISABLE")
+def as_for_users() -> Iterator[None]:
+    """vLLM's processes that start here import all anew, have vLLM's threads, and compile its helpers."""
+    kept = {name: os.environ.pop(name) for name in ("TORCHDYNAMO_DISABLE", FORKED)}
     try:
         yield
     finally:
-        os.environ["TORCHDYNAMO_DISABLE"] = kept
+        os.environ.update(kept)
 
 
 @contextlib.asynccontextmanager
