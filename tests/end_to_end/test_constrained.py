@@ -67,6 +67,7 @@ def finished(tmp_path_factory, toy_model_dir, toy_dataset):
             "loss.kl": "k3",
             "loss.kl_coef": 0.01,
             "evaluation.before_and_after": False,
+            "certificate.retrain": "off",
         },
     ).run_dir
 

@@ -112,7 +112,9 @@ def test_a_run_that_made_the_model_worse_says_so_and_offers_the_original(tmp_pat
         output = await prefers_letter(task, model)
         return output if task["split"] == "train" else WorkflowOutput(reward=1.0 - output.reward)
 
-    result = run(tmp_path, toy_model_dir, tmp_path / "data", workflow_func=misled)
+    result = run(
+        tmp_path, toy_model_dir, tmp_path / "data", workflow_func=misled, settings={"certificate.retrain": "off"}
+    )
     assert (result.verdict.kind, result.verdict.original) == ("worse", True)
     assert result.verdict.high < 0.0
     assert result.verdict.model == str(toy_model_dir)

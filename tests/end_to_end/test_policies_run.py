@@ -56,6 +56,7 @@ def run(folder: Path, model: Path, dataset: Path, workflow: Any = more_vowels_th
             "check.enabled": False,
             "trainer.lora.rank": 8,
             "policies.rival.follow": "original",
+            "certificate.retrain": "off",
             **settings,
         },
     )

@@ -43,6 +43,7 @@ def run(folder: Path, model: Path, dataset: Path, *, algorithm="ppo", group_size
             "rollout.failure_reward": 0.0,
             "evaluation.before_and_after": False,
             "check.enabled": False,
+            "certificate.retrain": "off",
             **(settings or {}),
         },
         **options,

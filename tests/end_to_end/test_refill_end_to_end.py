@@ -49,6 +49,7 @@ def run(folder: Path, model: Path, dataset: Path, *, steps: int, algorithm: str 
             "evaluation.before_and_after": False,
             "check.enabled": False,
             "rollout.failure_reward": 0.0,
+            "certificate.retrain": "off",
             **(settings or {}),
         },
     )

@@ -28,6 +28,7 @@ def test_remax_compares_with_the_greedy_rollout_and_learns(tmp_path, toy_model_d
             "rollout.failure_reward": 0.0,
             "check.enabled": False,
             "evaluation.before_and_after": False,
+            "certificate.retrain": "off",
         },
     )
     rewards_by_step = [

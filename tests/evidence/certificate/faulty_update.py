@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,8 +14,10 @@ import torch
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.evidence.certificate.certify import read_resolved
 from sharpen.evidence.certificate.lineage import read_lineage
+from sharpen.evidence.certificate.plain.begin import PlainStep
 from sharpen.evidence.certificate.plain.reread import others
-from sharpen.evidence.certificate.plain.retrain import Retrained, retrain
+from sharpen.evidence.certificate.plain.retrain import Retrained, _Made, _Records
+from sharpen.evidence.certificate.plain.saved_state import SavedState
 from sharpen.learning.experience.draw import draw_batches
 from sharpen.learning.experience.reading import read_groups_at
 from sharpen.learning.experience.reread import Rereading
@@ -23,6 +25,7 @@ from sharpen.learning.recipe import algorithm_of
 from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.learning.trainer.trainer import Trainer
 from sharpen.learning.trainer.work import Minibatch
+from sharpen.machine import available_bytes
 from sharpen.run.expert import make_expert_rows, read_expert_rows
 from sharpen.types import Experience
 
@@ -74,12 +77,28 @@ def make_run(
     return result.run_dir
 
 
+class MadeOnce(_Records):
+    """The records of a run whose last step's checkpoint is exchanged again and again: what the plain loop makes of the
+    rest is the same each time, and is made once for each run."""
+
+    known: ClassVar[dict[Path, _Made]] = {}
+
+    def __init__(self, run: Path, copy: Path) -> None:
+        super().__init__(copy)
+        self._run = run
+
+    def _made(self, begin: Path | None, end: Path, after: SavedState, steps: Sequence[PlainStep]) -> _Made:
+        if self._run not in self.known:
+            self.known[self._run] = super()._made(begin, end, after, steps)
+        return self.known[self._run]
+
+
 class FaultyUpdate:
     """The last step of a run, about to be trained from the checkpoint before it. A fault changes `trainer` or
     `batches`; then `train` makes the step and puts its checkpoint in the place of the run's own."""
 
     def __init__(self, run: Path, copy: Path) -> None:
-        self.run = shutil.copytree(run, copy, symlinks=True)
+        self._of, self.run = run, shutil.copytree(run, copy, symlinks=True)
         config = read_resolved(run / "resolved.json")
         algorithm = algorithm_of(config)
         groups = read_groups_at(run / "run.db", read_lineage(run).groups[STEP])
@@ -159,5 +178,6 @@ class FaultyUpdate:
         return [group for rule in self.optimizer._rules for group in rule.param_groups]
 
     def found(self) -> Retrained:
-        """What repeating the step says."""
-        return retrain(self.run, [STEP])
+        """What repeating the step says, as `retrain` does."""
+        before, after = (self.run / f"global_step_{step}" for step in (STEP - 1, STEP))
+        return MadeOnce(self._of, self.run).attempt(range(STEP, STEP + 1), before, after, available_bytes())

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from bitsandbytes.functional import dequantize_blockwise
-from faulty_update import FaultyUpdate, make_run
+from faulty_update import STEP, FaultyUpdate, make_run
 from transformers import AutoModelForCausalLM
 
 from sharpen.evidence.certificate.certify import certify, read_resolved
+from sharpen.evidence.certificate.plain.retrain import retrain
 from sharpen.learning.trainer.optimizer import learning_rate
 from sharpen.learning.trainer.parity import Tolerance
 
@@ -430,4 +431,5 @@ def test_nothing_else_of_the_certificate_sees_such_a_fault(run_of, tmp_path):
     update.gradients(lambda gradient: -gradient)
     update.train()
     assert not [one for one in certify(update.run).problems if "logprob" not in one]
+    assert update.found() == retrain(update.run, [STEP])
     assert learning_rate(0, 1.0, update.optimizer._config, 1) == 1.0

@@ -292,7 +292,8 @@ def _prepare(connection: sqlite3.Connection, max_bytes: int | None) -> str:
     if max_bytes is not None:
         page_size = connection.execute("PRAGMA page_size").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {max(1, max_bytes // page_size)}")
-    connection.executescript(SCHEMA)
+    connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}")  # at once: else each table is waited for on the disk
     add_ratio_columns(connection)
     connection.execute("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
+    connection.execute("COMMIT")
     return str(connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -136,6 +136,17 @@ def _repeated(inside: range, likeness: Likeness) -> RepeatedSteps:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """The state before some steps and those after them, made again: exactly, and `rounded` as the run rounds, by the
+    model `low`."""
+
+    before: State
+    exact: State
+    rounded: Sequence[State]
+    low: PlainModel
+
+
 class _Records:
     """What a run left of its steps."""
 
@@ -211,6 +222,19 @@ class _Records:
         after = read_state(end)
         if after.rounded and any(step.entropy_clip is not None for step in steps):
             raise ModelError("in bfloat16 rounding decides which tokens lose their advantage")
+        made = self._made(begin, end, after, steps)
+        before, exact, low = made.before, made.exact, made.low
+        several = sum(step.epochs * len(step.updates) for step in steps) > 1
+        found = [_compared(before, after.state, exact, made.rounded, None if several else steps[0].rates, low)]
+        if before.critic is not None and after.state.critic is not None and exact.critic is not None:
+            critics = [one.critic for one in made.rounded if one.critic is not None]
+            rates = None if several else steps[0].critic_rates
+            found.append(_compared(before.critic, after.state.critic, exact.critic, critics, rates, low, "critic "))
+        return found[0] if len(found) == 1 else found[0].beside(found[1])
+
+    def _made(self, begin: Path | None, end: Path, after: SavedState, steps: Sequence[PlainStep]) -> _Made:
+        """Make the steps again; of what came `after` them only its kind is used. Raises `ModelError` and
+        `CheckpointError` where other weights were trained than these."""
         exact_dtype = torch.float32 if after.rounded else torch.float64
         high, low = (self._model(after.rounded, after.adapter_scale, exact) for exact in (True, False))
         teachers = self._teachers(False, exact_dtype), self._teachers(after.rounded, torch.float32)
@@ -223,14 +247,8 @@ class _Records:
         if lost := before.weights.keys() - after.state.weights.keys():
             raise CheckpointError(f"{end.name} is damaged: it has no {min(lost)}")
         exact = make_steps(high, before, steps, _to(start.weights, high.dtype), teachers[0])
-        several = sum(step.epochs * len(step.updates) for step in steps) > 1
         rounded = [make_steps(low, _nudged(before, twin), steps, start.weights, teachers[1]) for twin in range(TWINS)]
-        found = [_compared(before, after.state, exact, rounded, None if several else steps[0].rates, low)]
-        if before.critic is not None and after.state.critic is not None and exact.critic is not None:
-            critics = [one.critic for one in rounded if one.critic is not None]
-            rates = None if several else steps[0].critic_rates
-            found.append(_compared(before.critic, after.state.critic, exact.critic, critics, rates, low, "critic "))
-        return found[0] if len(found) == 1 else found[0].beside(found[1])
+        return _Made(before=before, exact=exact, rounded=rounded, low=low)
 
     def _before(self, folder: Path | None, start: State) -> State:
         """The state in a checkpoint, or that before training."""
