@@ -104,7 +104,7 @@ def _make_plan(arguments: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
             found = replace(found, time=step_time(fitted.case, project.iterdir() if project.is_dir() else ()))
         except ModelError as error:
             failed = f"no forecast of a step's time: {error}"
-    return found, tuple(filter(None, [fitted.line(found.places), failed]))
+    return found, tuple(filter(None, [fitted.line(found.places), fitted.warning(), failed]))
 
 
 def _engine(config: RunConfig, hardware: Hardware) -> EngineType | None:

@@ -85,7 +85,7 @@ def settle(job: TrainingJob, before: Mapping[str, Any] | None = None, evaluated:
         job=job.changed(config, served_adapters(config, job.engine, trains=True)),
         chosen=fitted.chosen,
         plan=found,
-        lines=(*filter(None, [fitted.line(found.places)]), *_warnings(found)),
+        lines=(*filter(None, [fitted.line(found.places), fitted.warning()]), *_warnings(found)),
     )
 
 

@@ -118,7 +118,7 @@ def test_bfloat16_where_it_is_faster(folder: Path, gain: float, chosen: dict[str
     "settings",
     [
         {"trainer.dtype": "float32"},
-        {"engine.dtype": "bfloat16"},
+        {"engine.dtype": "float32"},
         {"deterministic": True},
         {"mode": "train", "name": "a"},
     ],
@@ -126,6 +126,24 @@ def test_bfloat16_where_it_is_faster(folder: Path, gain: float, chosen: dict[str
 def test_a_type_is_chosen_only_if_all_is_open(folder: Path, settings: dict[str, Any]) -> None:
     usual = on_cpu(folder, parameters=20_000_000)
     assert fit(usual.changed(settings), speedup=never).chosen == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"trainer.dtype": "bfloat16", "engine.dtype": "bfloat16"}, "trainer.dtype and engine.dtype"),
+        ({"engine.dtype": "bfloat16"}, "engine.dtype"),
+    ],
+)
+def test_bfloat16_that_is_set_and_slow_here_is_named(folder: Path, settings: dict[str, Any], names: str) -> None:
+    """It is kept. Red as a step of ten hours without a word, on a processor without products of bfloat16."""
+    case = on_cpu(folder, settings, parameters=20_000_000)
+    slow, fast = (fit(case, speedup=lambda *_, gain=gain: gain) for gain in (0.28, 1.0))
+    assert slow.chosen == fast.chosen == {}
+    assert slow.warning().startswith("  ! bfloat16 is 0.28 times as fast here as float32, and in a backward pass far")
+    assert f": leave out {names}, unless" in slow.warning()
+    assert fast.warning() == ""
+    assert fit(on_cpu(folder, settings), speedup=never).warning() == ""  # a small model
 
 
 def test_rows_need_the_trainers_type_alone(folder: Path) -> None:

@@ -43,11 +43,12 @@ Speedup = Callable[[int, int], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """A case with the settings that were `chosen` for it, by dotted name. `speedup` is that of bfloat16, if it was
-    measured."""
+    """A case with the settings that were `chosen` for it, by dotted name. `rounded` are the types that the user set to
+    bfloat16 on this CPU. `speedup` is that of bfloat16, if it was measured."""
 
     case: Case
     chosen: Settings
+    rounded: Sequence[str] = ()
     speedup: float | None = None
 
     def line(self, devices: Sequence[DeviceMemory]) -> str:
@@ -59,6 +60,15 @@ class Fitted:
         free = " free" if self.case.on_cpu else ""
         return f"memory: {', '.join(said)}: about {place.peak / GIB:,.1f} of {place.capacity / GIB:,.1f} GiB{free}"
 
+    def warning(self) -> str:
+        """Return which settings of the user's make the run slow here; empty if none do."""
+        if not self.rounded or self.speedup is None or self.speedup >= 1:
+            return ""
+        return (
+            f"  ! bfloat16 is {self.speedup:.2f} times as fast here as float32, and in a backward pass far slower: "
+            f"leave out {' and '.join(self.rounded)}, unless memory is short"
+        )
+
 
 def fit(case: Case, before: Settings | None = None, speedup: Speedup = bfloat16_speedup) -> Fitted:
     """Choose the settings that the user left open. `before`: those that the run chose when it began, if it continues.
@@ -66,28 +76,34 @@ def fit(case: Case, before: Settings | None = None, speedup: Speedup = bfloat16_
     layer's (outputs, inputs)."""
     if case.config.uses_ray:
         return Fitted(case=case, chosen={})
-    measured = speedup(*_largest(case)) if before is None and _may_round(case) else None
+    rounded = tuple(_types(case, "bfloat16"))
+    measured = speedup(*_largest(case)) if rounded or (before is None and _may_round(case)) else None
     if before is not None:
         kept = {name: value for name, value in before.items() if not may_change(name)}
         begun = _open(case.config, kept, continues=False)
     else:
-        begun = _rounded(case) if measured is not None and measured >= LEAST_SPEEDUP else {}
+        gains = not rounded and measured is not None and measured >= LEAST_SPEEDUP
+        begun = dict.fromkeys(_types(case, "auto"), "bfloat16") if gains else {}
     rungs = [_open(case.config, rung, continues=before is not None) for rung in _rungs(case.changed(begun), before)]
     chosen = {**begun, **_first_that_fits(case.changed(begun), rungs)}
-    used = measured if TRAINER_TYPE in chosen else None
-    return Fitted(case=case.changed(chosen), chosen=chosen, speedup=used)
+    return Fitted(case=case.changed(chosen), chosen=chosen, rounded=rounded, speedup=measured)
 
 
 def _may_round(case: Case) -> bool:
-    """Whether the run may choose bfloat16: a dense model on a CPU, in one process, whose types are left open."""
-    config, sizes = case.config, case.models.policy
-    types = {config.trainer.dtype, *([config.engine.dtype] if case.engine is not None else [])}
-    known = case.on_cpu and config.mode == "both" and case.engine in (None, "embedded") and not config.deterministic
-    return known and sizes.is_dense and types == {"auto"} and sizes.parameters >= LEAST_ROUNDED
+    """Whether the run may choose bfloat16: a dense model, whose types are left open."""
+    is_open = len([*_types(case, "auto")]) == (1 if case.engine is None else 2)
+    return is_open and case.models.policy.is_dense and not case.config.deterministic
 
 
-def _rounded(case: Case) -> Settings:
-    return dict.fromkeys((TRAINER_TYPE,) if case.engine is None else (TRAINER_TYPE, ENGINE_TYPE), "bfloat16")
+def _types(case: Case, value: str) -> Iterator[str]:
+    """Yield the settings that give this compute type to a model which is not small, on a CPU and in one process."""
+    config = case.config
+    known = case.on_cpu and config.mode == "both" and case.engine in (None, "embedded")
+    if known and case.models.policy.parameters >= LEAST_ROUNDED:
+        if config.trainer.dtype == value:
+            yield TRAINER_TYPE
+        if case.engine is not None and config.engine.dtype == value:
+            yield ENGINE_TYPE
 
 
 def _largest(case: Case) -> tuple[int, int]:
