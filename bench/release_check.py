@@ -148,21 +148,32 @@ def _turn(parts: Sequence[Part], state: State, root: Path, folder: Path, minutes
         _write(parts, state, root, folder)
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
 def _run(part: Part, root: Path, folder: Path, tries: int) -> Done:
     """Run a part to its end. If this process is told to stop, so are the part and all that it started."""
     log = folder / f"{part.name.replace('/', '-').replace(', ', '-').replace(' ', '-')}.log"
     begun, at = time.monotonic(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    told: list[int] = []  # a signal within `Popen` would leave the part running, of which nobody knew yet
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            ["bash", "-c", part.command],
-            cwd=root,
-            env=outside,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        before = {one: signal.signal(one, lambda number, _: told.append(number)) for one in STOPS}
         try:
+            process = subprocess.Popen(
+                ["bash", "-c", part.command],
+                cwd=root,
+                env=outside,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+        try:
+            if told:
+                raise KeyboardInterrupt
             code = process.wait()
         finally:
             with suppress(ProcessLookupError):

@@ -143,7 +143,7 @@ def test_a_learning_rate_far_too_high(run):
     for seed in range(1, 7):
         data = read_run(run(varied, steps=20, learning_rate=0.3, seed=seed))
         rewards = data.values("reward/mean")
-        if max(rewards) > 0.1 > 0.05 > rewards[-1]:
+        if max(rewards) > 0.1 > 0.05 > sum(rewards[-5:]) / 5:
             break
     else:
         pytest.fail("no run had learnt something, and lost it")
