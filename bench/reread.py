@@ -1,8 +1,8 @@
 """What rereading costs: calls of a model as a teacher with another tokenizer reads them, per sampled token.
 
-In: two tokenizers, trained here on this repository's pages and sources. Out: a table: microseconds of one core for each
-sampled token, of answers of several lengths behind prompts of several; all rollouts of a group have the same prompt,
-which is rendered and encoded once. The median of some repeats.
+In: two tokenizers, trained here on this repository's pages and sources. Out: a table and `bench/out/reread.json`:
+microseconds of one core for each sampled token, of answers of several lengths behind prompts of several; all rollouts of
+a group have the same prompt, which is rendered and encoded once. The median of some repeats.
 
     .venv/bin/python bench/reread.py
 """
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from report import table
+from report import finish
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
@@ -32,8 +33,8 @@ TEMPLATE = (
 GROUP = 8
 
 
-def main() -> None:
-    """Measure and print."""
+def main() -> int:
+    """Measure, print, write `bench/out/reread.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=8, help=f"prompts, of {GROUP} answers each")
     parser.add_argument("--repeats", type=int, default=5)
@@ -43,15 +44,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         own = _written(Path(made) / "model", pages, 8000)
         other = _written(Path(made) / "teacher", sources, 16000)
-        rows = []
+        rows: list[list[object]] = []
         for prompt, answer in ((200, 100), (200, 1000), (2000, 1000)):
             times = [
                 _measured(Path(made), own, pages, prompt, answer, options.groups, n) for n in range(options.repeats)
             ]
             micros, per_chunk = statistics.median(one for one, _ in times), times[0][1]
-            rows.append([str(prompt), str(answer), f"{micros:.1f}", f"{per_chunk:.2f}"])
+            rows.append([prompt, answer, micros, per_chunk])
         del other
-    print(table(["tokens of the prompt", "of the answer", "us a sampled token", "sampled tokens a chunk"], rows))
+    header = ["tokens of the prompt", "of the answer", "us a sampled token", "sampled tokens a chunk"]
+    return finish(
+        "reread", header=header, rows=rows, ratios={f"us, {one[0]} + {one[1]}": float(str(one[2])) for one in rows}
+    )
 
 
 def _written(folder: Path, text: str, size: int) -> PreTrainedTokenizerFast:
@@ -111,4 +115,4 @@ def _call(own: Any, asked: str, sampled: list[int]) -> Call:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
