@@ -1,8 +1,8 @@
 """What rereading costs: calls of a model as a teacher with another tokenizer reads them, per sampled token.
 
 In: two tokenizers, trained here on this repository's pages and sources. Out: a table and `bench/out/reread.json`:
-microseconds of one core for each sampled token, of answers of several lengths behind prompts of several; all rollouts of
-a group have the same prompt, which is rendered and encoded once. The median of some repeats.
+microseconds of one core for each sampled token, of answers of several lengths behind prompts of several; all rollouts
+of a group have the same prompt, which is rendered and encoded once. The median of some repeats.
 
     .venv/bin/python bench/reread.py
 """
