@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -174,9 +175,8 @@ def main() -> int:
         models = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = []
         for name in arguments.cases:
-            making = multiprocessing.get_context("spawn").Process(target=make_model, args=(name.split("-")[0], models))
-            making.start()  # its memory is nobody's afterwards
-            making.join()
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # its memory is nobody's then
+                pool.submit(make_model, name.split("-")[0], models).result()
             found.append(one := measure(name, models, arguments))
             print(f"  {one}", flush=True)
     return summarize(found)

@@ -7,7 +7,7 @@ import string
 from pathlib import Path
 from typing import Any
 
-from toy_model import CHATML
+from toy_model import CHATML, write_model
 
 TURNS = """{{ bos_token or '' }}{%- for message in messages -%}
 <turn>{{ message.role }}: {{ message.content or '' }}<end>
@@ -100,32 +100,6 @@ def fast(made: Any, *, eos: str, bos: str | None = None, template: str | None = 
     return PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token=eos, bos_token=bos, pad_token=eos, chat_template=template
     )
-
-
-def write_model(folder: Path, tokenizer: Any, *, seed: int = 0, longest: int = 2048) -> Path:
-    """Write a random Qwen3 model (2 layers, hidden size 32) with this tokenizer."""
-    import torch
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=longest,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def policy_model(folder: Path, *, seed: int = 0) -> Path:

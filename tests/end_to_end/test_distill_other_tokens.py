@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from other_tokenizers import TURNS, fast, llama_like, other_teacher, policy_model, word_piece, write_model
+from other_tokenizers import TURNS, fast, llama_like, other_teacher, policy_model, word_piece
+from toy_model import write_model
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.errors import ConfigError, TrainingError

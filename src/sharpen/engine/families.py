@@ -10,6 +10,8 @@ weights on the fast path.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import nn
 
 from sharpen.errors import ModelError
 from sharpen.models.adapters import parts_of
+from sharpen.models.configuration import read_config
 from sharpen.models.pieces import Piece, text_config
 from sharpen.models.table import family_of, needs_of, refuse_unsupported
 
@@ -120,3 +123,12 @@ def end_token_ids(model: Any) -> frozenset[int]:
         if ids is not None:
             return frozenset([ids] if isinstance(ids, int) else [int(i) for i in ids])
     return frozenset()
+
+
+def end_ids_of(folder: Path) -> frozenset[int]:
+    """Return `end_token_ids` of the model in a folder, without its weights."""
+    from transformers import GenerationConfig
+
+    own = folder / "generation_config.json"
+    generation = GenerationConfig.from_pretrained(folder) if own.exists() else None
+    return end_token_ids(SimpleNamespace(config=read_config(folder), generation_config=generation))

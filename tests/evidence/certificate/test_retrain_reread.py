@@ -16,8 +16,9 @@ import torch
 from faulty_update import STEP, FaultyUpdate, make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from other_tokenizers import TURNS, byte_bpe, fast, llama_like, other_teacher, policy_model, write_model
+from other_tokenizers import TURNS, byte_bpe, fast, llama_like, other_teacher, policy_model
 from probe_trainer import probed
+from toy_model import write_model
 
 from sharpen.errors import CheckpointError
 from sharpen.evidence.certificate.certify import certify

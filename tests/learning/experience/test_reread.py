@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from experience_builders import audited, make_call, make_group, make_rollout
-from other_tokenizers import TURNS, byte_bpe, fast, llama_like, policy_model, word_piece, write_model
+from other_tokenizers import TURNS, byte_bpe, fast, llama_like, policy_model, word_piece
+from toy_model import write_model
 
 from sharpen.config.distill import DistillConfig
 from sharpen.config.run import LossConfig

@@ -47,6 +47,8 @@ class Policy:
 
     def __init__(self, folder: Path) -> None:
         """Raises `ModelError` if its answers cannot be spelled byte by byte."""
+        from sharpen.engine.families import end_ids_of
+
         tokenizer = load_tokenizer(folder)
         self.tokens, self.end_ids = TokenBytes(tokenizer), end_ids_of(folder)
         self._renderer = Renderer(tokenizer)
@@ -79,6 +81,8 @@ class Reader:
 
     def __init__(self, policy: Policy, folder: Path, kwargs: Mapping[str, Any]) -> None:
         """Raises `ModelError` for a teacher without a chat template, an end token, or texts byte by byte."""
+        from sharpen.engine.families import end_ids_of
+
         tokenizer = load_tokenizer(folder)
         self._policy, self._kwargs = policy, kwargs
         self._tokens, self._renderer = TokenBytes(tokenizer), Renderer(tokenizer)
@@ -274,19 +278,6 @@ class Rereading:
                 call = replace(call, status=CallStatus.LEFT_OUT)
             calls.append(call)
         return replace(rollout, calls=tuple(calls))
-
-
-def end_ids_of(folder: Path) -> frozenset[int]:
-    """Return the ids that end a generation of the model in a folder."""
-    from types import SimpleNamespace
-
-    from transformers import GenerationConfig
-
-    from sharpen.engine.families import end_token_ids
-
-    own = folder / "generation_config.json"
-    generation = GenerationConfig.from_pretrained(folder) if own.exists() else None
-    return end_token_ids(SimpleNamespace(config=read_config(folder), generation_config=generation))
 
 
 def _unreadable(call: Call) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from sharpen.agent.environments.opening import tasks_of
@@ -68,24 +67,18 @@ def _check_format(rows: Sequence[Task], data: Data, fields: SupervisedConfig) ->
 
 def make_tutor(model: TunerModelConfig, fields: SupervisedConfig, data: Data, folder: Path) -> Tutor:
     """Make a `Tutor` for the model in `folder`, without loading its weights."""
-    from transformers import GenerationConfig
-
-    from sharpen.engine.families import end_token_ids
+    from sharpen.engine.families import end_ids_of
     from sharpen.gateway.images import album_of
     from sharpen.gateway.render import Renderer
     from sharpen.learning.supervised.lessons import Tutor
-    from sharpen.models.configuration import load_tokenizer, read_config
+    from sharpen.models.configuration import load_tokenizer
 
-    settings = read_config(folder)
-    generation = GenerationConfig.from_model_config(settings)
-    if (folder / "generation_config.json").exists():
-        generation = GenerationConfig.from_pretrained(folder)
     tokenizer = load_tokenizer(folder)
     thinking = model.enable_thinking
     return Tutor(
         tokenizer=tokenizer,
         renderer=None if data == "texts" else Renderer(tokenizer),
-        end_ids=end_token_ids(SimpleNamespace(config=settings, generation_config=generation)),
+        end_ids=end_ids_of(folder),
         max_model_len=model.max_model_len,
         data=data,
         fields=fields,
