@@ -28,10 +28,10 @@ class FakeRecorder:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
         self.recorded += 1
         result = run()
-        layers = list(self.pool.layers.values())
+        blocks = list(self.pool._blocks())
 
         def replay() -> None:
-            assert all(was is now for was, now in zip(layers, self.pool.layers.values(), strict=True))
+            assert all(was is now for was, now in zip(blocks, self.pool._blocks(), strict=True))
             result.copy_(run())
 
         return replay, result

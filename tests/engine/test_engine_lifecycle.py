@@ -202,7 +202,7 @@ def test_a_pool_that_grew_in_a_step_is_zeroed_outside_of_one() -> None:
         budget_bytes=1 << 30,
     )
     with torch.inference_mode():
-        pool.resize(2, pool.longer(1024), used=1)
+        pool.resize(2, pool.longer(1024), kept=[5])
     pool.zero_all()
     pool.zero(0)
 
@@ -278,15 +278,18 @@ def test_a_pool_that_grows_takes_memory_for_the_slots_in_use() -> None:
     pool = KVPool(layout=layout, dtype=torch.float32, device=cpu, max_slots=64, max_length=1024, budget_bytes=1 << 30)
     scheduler = Scheduler(pool)
     scheduler._resize(64, pool.length)
-    scheduler.table.kv_len_S[:2] = 7
-    for layer in pool.layers.values():
-        layer.keys_SKDT[:2] = layer.values_SKTE[:2] = 3
-    del layer
     before = resident()
     scheduler._resize(64, 1024)
+    scheduler.table.kv_len_S[:2] = 7, 600
+    for block in pool._blocks():
+        block.keys_SKDT[:2] = block.values_SKTE[:2] = 3
+    del block
+    scheduler._resize(32, 1024)
     assert resident() - before < 0.1 * pool.num_bytes
-    assert all(bool((layer.keys_SKDT[:2, :, :, :256] == 3).all()) for layer in pool.layers.values())
-    assert all(bool((layer.values_SKTE[:2, :, :256] == 3).all()) for layer in pool.layers.values())
+    for layer in pool.layers.values():
+        held = [[bool((block.values_SKTE[slot] == 3).all()) for block in layer.blocks] for slot in range(3)]
+        assert held == [[True, False, False, False], [True, True, True, False], [False] * 4]
+        assert [bool((block.keys_SKDT[1] == 3).all()) for block in layer.blocks] == held[1]
 
 
 @READS_PROC
@@ -295,14 +298,14 @@ def test_resting_gives_the_memory_of_the_cache_back() -> None:
     layout, cpu = KVLayout.uniform(4, 8, 64), torch.device("cpu")
     pool = KVPool(layout=layout, dtype=torch.float32, device=cpu, max_slots=32, max_length=512, budget_bytes=1 << 28)
     before = resident()
-    for layer in pool.layers.values():
-        layer.keys_SKDT.fill_(1)
-        layer.values_SKTE.fill_(1)
-    del layer
+    for block in pool._blocks():
+        block.keys_SKDT.fill_(1)
+        block.values_SKTE.fill_(1)
+    del block
     assert resident() - before > 0.9 * pool.num_bytes
     pool.release()
     assert resident() - before < 0.1 * pool.num_bytes
-    assert not any(layer.keys_SKDT.any() for layer in pool.layers.values())
+    assert not any(block.keys_SKDT.any() for block in pool._blocks())
 
 
 def test_an_engine_that_rested_samples_the_same_and_one_with_calls_does_not_rest() -> None:

@@ -169,9 +169,10 @@ def test_the_engine_gives_its_cache_back_before_training_where_no_call_runs_then
     """Red when `RolloutSource.train` does not let the engine rest, or does so while rollouts run ahead."""
     resolved = resolve(settings=settings(tmp_path, toy_model_dir, toy_dataset, **{"sync.offset": ahead}))
     with open_loop(resolved, letters, None) as (loop, _):
-        before = loop.serving.engine._scheduler.pool.layers[0].keys_SKDT.data_ptr()
+        layer = loop.serving.engine._scheduler.pool.layers[0]
+        before = layer.blocks[0].keys_SKDT.data_ptr()
         loop.step()
-        assert (loop.serving.engine._scheduler.pool.layers[0].keys_SKDT.data_ptr() != before) == rests
+        assert (layer.blocks[0].keys_SKDT.data_ptr() != before) == rests
 
 
 def test_what_a_check_and_an_evaluation_left_in_the_cache_is_gone_when_the_first_step_begins(

@@ -10,7 +10,8 @@ D head size, E size of the values, M rows of a fixed-shape chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -56,18 +57,49 @@ def products(
 
     On a GPU that supports it, scores stay in fp32 even in half precision, as in the trainer's kernels.
     """
+    return torch.bmm(_weights(_scores(q, keys, mask, rule), sinks, q.dtype), values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyBlock:
+    """Keys [Y, D, L] and values [Y, L, E] of entries `span` of a batched product, Y of its X. The rest sees none."""
+
+    span: slice
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+def products_in_blocks(
+    q: torch.Tensor, blocks: Sequence[KeyBlock], mask: torch.Tensor, rule: AttentionRule, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """As `products`, where keys and values come in blocks: masks [X, 1, L] for all of them, one after the other."""
+    ends = list(itertools.accumulate(block.keys.shape[2] for block in blocks))
+    at = [slice(end - block.keys.shape[2], end) for end, block in zip(ends, blocks, strict=True)]
+    scores = q.new_full((*q.shape[:2], ends[-1]), -torch.inf)
+    for block, keys_at in zip(blocks, at, strict=True):
+        scores[block.span, :, keys_at] = _scores(q[block.span], block.keys, mask[block.span, :, keys_at], rule)
+    weights = _weights(scores, sinks, q.dtype)
+    out = q.new_zeros(*q.shape[:2], blocks[0].values.shape[2], dtype=torch.float32)
+    for block, keys_at in zip(blocks, at, strict=True):
+        out[block.span] += torch.bmm(weights[block.span, :, keys_at], block.values)
+    return out.to(q.dtype)
+
+
+def _scores(q: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
     exact = q.is_cuda and has_exact_products(q.device, q.dtype)
     if rule.softcap is not None:
         scores = torch.bmm(q, keys, out_dtype=torch.float32) if exact else torch.bmm(q, keys)
-        scores = scores.mul_(rule.scale / rule.softcap).tanh_() * rule.softcap + mask
-    elif exact:
-        scores = torch.add(mask, torch.bmm(q, keys, out_dtype=torch.float32), alpha=rule.scale)
-    else:
-        scores = torch.baddbmm(mask, q, keys, alpha=rule.scale)
+        return scores.mul_(rule.scale / rule.softcap).tanh_() * rule.softcap + mask
+    if exact:
+        return torch.add(mask, torch.bmm(q, keys, out_dtype=torch.float32), alpha=rule.scale)
+    return torch.baddbmm(mask, q, keys, alpha=rule.scale)
+
+
+def _weights(scores: torch.Tensor, sinks: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     if sinks is None:
-        return torch.bmm(torch.softmax(scores, dim=-1).to(q.dtype), values)
+        return torch.softmax(scores, dim=-1).to(dtype)
     with_sink = torch.cat([scores, sinks.to(scores.dtype)], dim=-1)
-    return torch.bmm(torch.softmax(with_sink, dim=-1)[..., :-1].to(q.dtype), values)
+    return torch.softmax(with_sink, dim=-1)[..., :-1].to(dtype)
 
 
 # Attention of a segment of a prompt over the keys of its slot, in blocks.
@@ -328,11 +360,13 @@ class SlotAttention:
         """`both_ways`: in which layers the segments' blocks attend both ways."""
         self._pool = pool
         self._both_ways = both_ways
-        self._slot_N = slot_N
+        self._places = pool.places(slot_N, position_N)
         self._position_N = position_N
         self._num_decode = num_decode
-        self._kv_length = kv_length
+        self._kv_length = pool.readable(kv_length)
         self._segments = segments
+        self._reach: list[slice] = []
+        """Of each block that is read, the decode rows that it is read for."""
         self._decode_masks: dict[tuple[int | None, bool, int], torch.Tensor] = {}
         self._prompts = PromptAttention()
 
@@ -340,7 +374,7 @@ class SlotAttention:
         self, layer: int, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKE: torch.Tensor, rule: AttentionRule
     ) -> torch.Tensor:
         """Write the rows' keys and values, then attend. The output of padding rows is zero."""
-        kv = self._pool.write(layer, self._slot_N, self._position_N, k_NKD, v_NKE)
+        kv = self._pool.write(layer, self._places, k_NKD, v_NKE)
         num_rows, heads, _ = q_NHD.shape
         num_decode = self._num_decode
         if num_decode == num_rows:
@@ -350,10 +384,8 @@ class SlotAttention:
             out[:num_decode] = self._decode(kv, q_NHD[:num_decode], rule)
         for segment in self._segments:
             rows = slice(segment.first_row, segment.first_row + segment.end - segment.start)
-            seen = SlotKeys(
-                keys_KDT=kv.keys_SKDT[segment.slot, :, :, : segment.end],
-                values_KTE=kv.values_SKTE[segment.slot, :, : segment.end],
-            )
+            keys, values = kv.of_slot(segment.slot, segment.end)
+            seen = SlotKeys(keys_KDT=keys, values_KTE=values)
             out[rows] = self._prompts.attend(q_NHD[rows], seen, rule)
             if segment.blocks and (self._both_ways == "everywhere" or rule.window is not None):
                 for first, end in segment.blocks:
@@ -364,24 +396,39 @@ class SlotAttention:
     def _decode(self, kv: LayerKV, q_BHD: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
         if rule.window is not None and self._kv_length > 2 * rule.window:
             return self._decode_window(kv, q_BHD, rule, rule.window)
-        num_rows, length = q_BHD.shape[0], self._kv_length
-        keys = kv.keys_SKDT[:num_rows, :, :, :length].flatten(0, 1)
-        values = kv.values_SKTE[:num_rows, :, :length].flatten(0, 1)
-        return _attend_rows(q_BHD, keys, values, self._decode_mask(rule, kv, q_BHD.dtype), rule)
+        return _attend_rows(q_BHD, self._seen(kv), self._decode_mask(rule, kv, q_BHD.dtype), rule)
+
+    def _seen(self, kv: LayerKV) -> Iterator[KeyBlock]:
+        """Yield the keys and values of the decode rows, of each block for those rows that have come so far."""
+        parts = list(kv.parts(0, self._kv_length))
+        if not self._reach:
+            self._reach = _reach(self._position_N[: self._num_decode], kv.block_length, len(parts))
+        for rows, (block, at) in zip(self._reach, parts, strict=True):
+            yield KeyBlock(
+                span=slice(rows.start * kv.num_heads, rows.stop * kv.num_heads),
+                keys=block.keys_SKDT[rows, :, :, at].flatten(0, 1),
+                values=block.values_SKTE[rows, :, at].flatten(0, 1),
+            )
 
     def _decode_window(self, kv: LayerKV, q_BHD: torch.Tensor, rule: AttentionRule, window: int) -> torch.Tensor:
         """Gather each row's last `window` keys, so that the cost does not grow with the length."""
         num_rows = q_BHD.shape[0]
         row_B = torch.arange(num_rows, device=q_BHD.device)
         first_B = (self._position_N[:num_rows] - window + 1).clamp_min(0)
-        keys = kv.keys_SKDT.unfold(3, window, 1)[row_B, :, :, first_B].flatten(0, 1)
-        values = kv.values_SKTE.unfold(2, window, 1)[row_B, :, first_B].transpose(2, 3).flatten(0, 1)
+        if len(kv.blocks) == 1:
+            block, width = kv.blocks[0], window
+            keys = block.keys_SKDT.unfold(3, window, 1)[row_B, :, :, first_B]
+            values = block.values_SKTE.unfold(2, window, 1)[row_B, :, first_B].transpose(2, 3)
+        else:  # whole blocks, from the one in which the window begins
+            first_B = first_B // kv.block_length * kv.block_length
+            keys, values = _gathered(kv, first_B // kv.block_length, (window - 2) // kv.block_length + 2)
+            width = keys.shape[3]
         mask = self._decode_masks.get((window, rule.chunks, kv.num_heads))
         if mask is None:
-            key_at = first_B[:, None] + torch.arange(window, device=q_BHD.device)
+            key_at = first_B[:, None] + torch.arange(width, device=q_BHD.device)
             mask = _row_mask(_hidden(self._position_N[:num_rows, None], key_at, rule), kv, q_BHD.dtype)
             self._decode_masks[(window, rule.chunks, kv.num_heads)] = mask
-        return _attend_rows(q_BHD, keys, values, mask, rule)
+        return _attend_rows(q_BHD, [_all_rows(keys, values)], mask, rule)
 
     def _decode_mask(self, rule: AttentionRule, kv: LayerKV, dtype: torch.dtype) -> torch.Tensor:
         mask = self._decode_masks.get((rule.window, rule.chunks, kv.num_heads))
@@ -397,14 +444,47 @@ def _row_mask(hidden_BL: torch.Tensor, kv: LayerKV, dtype: torch.dtype) -> torch
     return _additive_mask(hidden_BL, dtype).repeat_interleave(kv.num_heads, dim=0).unsqueeze(1)
 
 
+def _reach(position_B: torch.Tensor, block_length: int, count: int) -> list[slice]:
+    """Return for each of `count` blocks the rows from the first to the last that have come to it: all for the first
+    block."""
+    reach = [slice(0, len(position_B))]
+    for number in range(1, count):
+        row_M = (position_B >= number * block_length).nonzero()
+        reach.append(slice(int(row_M[0]), int(row_M[-1]) + 1) if len(row_M) else slice(0, 0))
+    return reach
+
+
+def _all_rows(keys_BKDL: torch.Tensor, values_BKLE: torch.Tensor) -> KeyBlock:
+    return KeyBlock(span=slice(None), keys=keys_BKDL.flatten(0, 1), values=values_BKLE.flatten(0, 1))
+
+
+def _gathered(kv: LayerKV, number_B: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a copy of the keys [B, K, D, T] and values [B, K, T, E] of `count` blocks of each row from its block
+    `number_B` on. Blocks that there are not are zero."""
+    first, size, num_rows = kv.blocks[0], kv.block_length, len(number_B)
+    _, heads, key_size, _ = first.keys_SKDT.shape
+    keys = first.keys_SKDT.new_zeros(num_rows, heads, key_size, count * size)
+    values = first.values_SKTE.new_zeros(num_rows, heads, count * size, first.values_SKTE.shape[3])
+    for number in sorted(set(number_B.tolist())):
+        row_M = (number_B == number).nonzero().squeeze(1)
+        for place, block in enumerate(kv.blocks[number : number + count]):
+            at = slice(place * size, place * size + block.length)
+            keys[row_M, :, :, at] = block.keys_SKDT[row_M]
+            values[row_M, :, at] = block.values_SKTE[row_M]
+    return keys, values
+
+
 def _attend_rows(
-    q_BHD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, rule: AttentionRule
+    q_BHD: torch.Tensor, blocks: Iterable[KeyBlock], mask: torch.Tensor, rule: AttentionRule
 ) -> torch.Tensor:
-    """Attend with one query per row: keys [B * K, D, L], values [B * K, L, D], additive mask [B * K, 1, L]."""
+    """Attend with one query per row: keys and values of B * K entries, additive mask [B * K, 1, L]."""
     num_rows, _, head_dim = q_BHD.shape
-    q = q_BHD.reshape(keys.shape[0], -1, head_dim)
+    q = q_BHD.reshape(len(mask), -1, head_dim)
     sinks = None if rule.sinks_H is None else rule.sinks_H.repeat(num_rows).view(q.shape[0], -1, 1)
-    return products(q, keys, values, mask, rule, sinks).view(num_rows, -1)
+    first, *others = blocks
+    if others:
+        return products_in_blocks(q, (first, *others), mask, rule, sinks).view(num_rows, -1)
+    return products(q, first.keys, first.values, mask, rule, sinks).view(num_rows, -1)
 
 
 class FixedShapeAttention:
@@ -419,6 +499,7 @@ class FixedShapeAttention:
         self._pool = pool
         self._slot_M = slot_M
         self._position_M = position_M
+        self._places = pool.places(slot_M, position_M)
         self._kv_length = kv_length
 
     def attend(
@@ -426,7 +507,7 @@ class FixedShapeAttention:
     ) -> torch.Tensor:
         """Write the rows' keys and values, then attend. Rows are gathered a few at a time: a number that depends on the
         length alone, so that the shape of a row's product does too."""
-        kv = self._pool.write(layer, self._slot_M, self._position_M, k_NKD, v_NKE)
+        kv = self._pool.write(layer, self._places, k_NKD, v_NKE)
         first = 0
         if rule.window is not None:  # a row's position is one of the last LENGTH_BUCKET
             first = max(0, self._kv_length - LENGTH_BUCKET - rule.window + 1) // LENGTH_BUCKET * LENGTH_BUCKET
@@ -443,9 +524,7 @@ class FixedShapeAttention:
         self, kv: LayerKV, q_NHD: torch.Tensor, rows: slice, first: int, rule: AttentionRule
     ) -> torch.Tensor:
         """Attend over the keys of positions `first` .. L - 1."""
-        slot_N, seen = self._slot_M[rows], slice(first, self._kv_length)
-        keys = kv.keys_SKDT[:, :, :, seen].index_select(0, slot_N).flatten(0, 1)
-        values = kv.values_SKTE[:, :, seen].index_select(0, slot_N).flatten(0, 1)
-        key_at = torch.arange(first, self._kv_length, device=slot_N.device)
-        hidden = _hidden(self._position_M[rows, None], key_at, rule)
-        return _attend_rows(q_NHD, keys, values, _row_mask(hidden, kv, q_NHD.dtype), rule)
+        keys, values = kv.of_slots(self._slot_M[rows], first, self._kv_length)
+        key_at = torch.arange(first, self._kv_length, device=q_NHD.device)
+        mask = _row_mask(_hidden(self._position_M[rows, None], key_at, rule), kv, q_NHD.dtype)
+        return _attend_rows(q_NHD, [_all_rows(keys, values)], mask, rule)

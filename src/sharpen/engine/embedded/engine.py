@@ -383,6 +383,7 @@ class EmbeddedEngine:
         if not (self._closed or scheduler.waiting or any(scheduler.running())):
             scheduler.forget_all()
             scheduler.pool.release()
+            self._stepper.rest()
 
     @property
     def takes_adapters(self) -> bool:

@@ -1,10 +1,13 @@
 """The KV cache: the keys and values of all slots for each layer, grown on demand within a budget.
 
-In: slot numbers and lengths. Out: per-layer `LayerKV`s. The last slot is scratch, which the padding rows of a step
-write to. CPU memory is zeroed, and committed by the system when first touched, so unused slots cost nothing. It must
-not be uninitialised, since a NaN at a masked position would still poison a sum.
+In: slot numbers and lengths. Out: per-layer `LayerKV`s. On a CPU positions are in blocks of `BLOCK_LENGTH`, each a
+tensor over all slots: a longer sequence adds a block and moves nothing, products read whole blocks without a copy, and
+memory, which the system commits when it is first touched, follows each slot's own length. A GPU has one block, so that
+a step is few kernels. The last slot is scratch, which the padding rows of a step write to. Memory must not be
+uninitialised, since a NaN at a masked position would still poison a sum.
 
-Shape suffixes: S slots + 1, N rows of a step, K key-value heads, T positions, D key size, E value size.
+Shape suffixes: S slots + 1, N rows of a step, M some of them, K key-value heads, T positions of a block, D key size, E
+value size.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,30 +23,88 @@ import torch
 LENGTH_BUCKET = 64
 """KV lengths are multiples of this, so that kernels see few shapes."""
 
+BLOCK_LENGTH = 4 * LENGTH_BUCKET
+"""Positions of a block on a CPU."""
+
 _FIRST_SLOTS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerKV:
-    """The cache of one layer. Keys are stored transposed, so that products can use slices of both without a copy."""
+class KVBlock:
+    """The keys and values of consecutive positions of all slots. Keys are stored transposed, as products want them."""
 
     keys_SKDT: torch.Tensor
     values_SKTE: torch.Tensor
 
     @property
+    def length(self) -> int:
+        """The number of positions."""
+        return self.values_SKTE.shape[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where some rows of a step are written: a block by its number, the rows (None: all), and their slots and positions
+    within the block."""
+
+    block: int
+    row_M: torch.Tensor | None
+    slot_M: torch.Tensor
+    position_M: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKV:
+    """The cache of one layer, in blocks of equal length; the last may be shorter."""
+
+    blocks: list[KVBlock]
+
+    @property
+    def block_length(self) -> int:
+        """The positions of a block."""
+        return self.blocks[0].length
+
+    @property
     def num_heads(self) -> int:
         """The number of key-value heads."""
-        return self.keys_SKDT.shape[1]
+        return self.blocks[0].keys_SKDT.shape[1]
 
     @property
     def num_elements(self) -> int:
         """The number of elements per position."""
-        return self.num_heads * (self.keys_SKDT.shape[2] + self.values_SKTE.shape[3])
+        return self.num_heads * (self.blocks[0].keys_SKDT.shape[2] + self.blocks[0].values_SKTE.shape[3])
 
-    def write(self, slot_N: torch.Tensor, position_N: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor) -> None:
+    def write(self, places: Sequence[Place], k_NKD: torch.Tensor, v_NKE: torch.Tensor) -> None:
         """Write each row's key and value at its slot and position."""
-        self.keys_SKDT[slot_N, :, :, position_N] = k_NKD
-        self.values_SKTE[slot_N, :, position_N] = v_NKD
+        for place in places:
+            block, row_M = self.blocks[place.block], place.row_M
+            k_MKD, v_MKE = (k_NKD, v_NKE) if row_M is None else (k_NKD[row_M], v_NKE[row_M])
+            block.keys_SKDT[place.slot_M, :, :, place.position_M] = k_MKD
+            block.values_SKTE[place.slot_M, :, place.position_M] = v_MKE
+
+    def parts(self, first: int, end: int) -> Iterator[tuple[KVBlock, slice]]:
+        """Yield the blocks that hold positions first .. end - 1, each with those positions within it."""
+        for number in range(first // self.block_length, -(-end // self.block_length)):
+            start = number * self.block_length
+            block = self.blocks[number]
+            yield block, slice(max(0, first - start), min(block.length, end - start))
+
+    def of_slot(self, slot: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys [K, D, T] and values [K, T, E] of positions 0 .. end - 1: a view of a single block, a copy of
+        several."""
+        keys, values = zip(
+            *((block.keys_SKDT[slot, :, :, at], block.values_SKTE[slot, :, at]) for block, at in self.parts(0, end)),
+            strict=True,
+        )
+        return (keys[0], values[0]) if len(keys) == 1 else (torch.cat(keys, dim=2), torch.cat(values, dim=1))
+
+    def of_slots(self, slot_M: torch.Tensor, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a copy of the keys [M, K, D, T] and values [M, K, T, E] of positions first .. end - 1 of some
+        slots."""
+        parts = list(self.parts(first, end))
+        keys = [block.keys_SKDT[:, :, :, at].index_select(0, slot_M) for block, at in parts]
+        values = [block.values_SKTE[:, :, at].index_select(0, slot_M) for block, at in parts]
+        return (keys[0], values[0]) if len(parts) == 1 else (torch.cat(keys, dim=3), torch.cat(values, dim=2))
 
 
 def bucketed(length: int) -> int:
@@ -108,14 +169,15 @@ class KVPool:
         self._max_slots = max_slots
         self._budget_bytes = budget_bytes
         self._state_bytes = state_bytes
+        self._in_blocks = device.type == "cpu"
         self.max_length = bucketed(max_length)
         self.num_slots = 0
         self.length = 0
         self.allocation = 0
         """How often the memory was allocated."""
         self.layers: dict[int, LayerKV] = {}
-        length = min(self.max_length, 4 * LENGTH_BUCKET)
-        self.resize(min(_FIRST_SLOTS, self.slots_at(length)), length, used=0)
+        length = min(self.max_length, BLOCK_LENGTH)
+        self.resize(min(_FIRST_SLOTS, self.slots_at(length)), length, kept=())
 
     @property
     def scratch(self) -> int:
@@ -129,90 +191,151 @@ class KVPool:
         return max(1, min(self._max_slots, self._budget_bytes // per_slot))
 
     def longer(self, needed: int) -> int:
-        """Return the length to grow to: at least `needed` and half as much again, but at most `max_length`."""
+        """Return the length to grow to, at most `max_length`: on a CPU whole blocks; else half as much again, since all
+        is copied."""
+        if self._in_blocks:
+            return min(self.max_length, -(-needed // BLOCK_LENGTH) * BLOCK_LENGTH)
         return min(self.max_length, bucketed(max(needed, self.length + self.length // 2)))
 
-    def resize(self, num_slots: int, length: int, *, used: int) -> None:
-        """Reallocate layer by layer, keeping those of the first `used` slots that fit. `length` may not shrink. What is
-        not copied takes no memory on a CPU until it is written."""
+    def resize(self, num_slots: int, length: int, *, kept: Sequence[int]) -> None:
+        """Make room for so many slots and positions. `kept`: the first so many positions of each slot keep what they
+        hold, of those slots that fit. `length` may not shrink. What is not copied takes no memory on a CPU until it is
+        written."""
         assert length % LENGTH_BUCKET == 0
         assert length >= self.length
-        self._allocate(num_slots, length, kept=min(num_slots, self.num_slots, used))
+        self._allocate(num_slots, length, kept=kept[:num_slots])
 
     def release(self) -> None:
         """Forget what all slots hold. On a CPU their memory goes back to the system until it is used again; a GPU's
         allocator would keep it."""
-        if self._device.type == "cpu":
-            self._allocate(self.num_slots, self.length, kept=0)
+        if self._in_blocks:
+            num_slots, self.num_slots = self.num_slots, 0
+            self._allocate(num_slots, self.length, kept=())
 
-    def _allocate(self, num_slots: int, length: int, *, kept: int) -> None:
-        for layer, shape in self._layout.shapes.items():
-            keys = _zeros((num_slots + 1, shape.num_heads, shape.key_size, length), self._dtype, self._device)
-            values = _zeros((num_slots + 1, shape.num_heads, length, shape.value_size), self._dtype, self._device)
-            if kept:
-                old = self.layers[layer]
-                keys[:kept, :, :, : self.length] = old.keys_SKDT[:kept]
-                values[:kept, :, : self.length] = old.values_SKTE[:kept]
-            self.layers[layer] = LayerKV(keys_SKDT=keys, values_SKTE=values)
+    def _allocate(self, num_slots: int, length: int, *, kept: Sequence[int]) -> None:
+        stays = self.num_slots == num_slots and self._in_blocks
+        for number, (start, size) in enumerate(self._extents(length)):
+            if stays and start < self.length:
+                continue
+            runs = _runs([slot for slot, held in enumerate(kept) if held > start])
+            for layer, block in self._new_block(num_slots, size):
+                blocks = self.layers.setdefault(layer, LayerKV(blocks=[])).blocks
+                for run in runs:
+                    old = blocks[number]
+                    block.keys_SKDT[run, :, :, : old.length] = old.keys_SKDT[run]
+                    block.values_SKTE[run, :, : old.length] = old.values_SKTE[run]
+                blocks[number : number + 1] = [block]
         self.num_slots, self.length = num_slots, length
         self.allocation += 1
 
-    def write(
-        self, layer: int, slot_N: torch.Tensor, position_N: torch.Tensor, k_NKD: torch.Tensor, v_NKE: torch.Tensor
-    ) -> LayerKV:
+    def _extents(self, length: int) -> list[tuple[int, int]]:
+        """Return the first position and the length of each block of so many positions."""
+        size = BLOCK_LENGTH if self._in_blocks else length
+        return [(start, min(size, self.max_length - start)) for start in range(0, length, size)]
+
+    def _new_block(self, num_slots: int, size: int) -> Iterator[tuple[int, KVBlock]]:
+        """Yield the zeroed blocks of all layers. On a CPU they share one mapping of pages, since a process may not have
+        many; on a GPU each is made when it is asked for, and what it replaces can go first."""
+        shapes = {
+            layer: ((num_slots + 1, s.num_heads, s.key_size, size), (num_slots + 1, s.num_heads, size, s.value_size))
+            for layer, s in self._layout.shapes.items()
+        }
+        count = sum(math.prod(shape) for pair in shapes.values() for shape in pair)
+        memory, first = _mapped(count, self._dtype) if self._in_blocks and count else None, 0
+        for layer, pair in shapes.items():
+            tensors = []
+            for shape in pair:
+                if memory is None:
+                    tensors.append(torch.zeros(shape, dtype=self._dtype, device=self._device))
+                else:
+                    tensors.append(memory[first : first + math.prod(shape)].view(shape))
+                    first += math.prod(shape)
+            yield layer, KVBlock(keys_SKDT=tensors[0], values_SKTE=tensors[1])
+
+    def readable(self, length: int) -> int:
+        """Return the positions to read for so many: all of a block in half precision, unless little of it is wanted,
+        since products of a part would copy it."""
+        rest = length % BLOCK_LENGTH
+        if not self._in_blocks or self._dtype == torch.float32 or rest <= LENGTH_BUCKET:
+            return length
+        return min(self.length, length - rest + BLOCK_LENGTH)
+
+    def places(self, slot_N: torch.Tensor, position_N: torch.Tensor) -> tuple[Place, ...]:
+        """Return where the rows of a step are written, for `write` in each layer."""
+        if not self._in_blocks or self.length <= BLOCK_LENGTH:
+            return (Place(block=0, row_M=None, slot_M=slot_N, position_M=position_N),)
+        block_N = position_N // BLOCK_LENGTH
+        found = []
+        for block in sorted(set(block_N.tolist())):
+            row_M = (block_N == block).nonzero().squeeze(1)
+            position_M = position_N[row_M] - block * BLOCK_LENGTH
+            found.append(Place(block=block, row_M=row_M, slot_M=slot_N[row_M], position_M=position_M))
+        return tuple(found)
+
+    def write(self, layer: int, places: Sequence[Place], k_NKD: torch.Tensor, v_NKE: torch.Tensor) -> LayerKV:
         """Write each row's key and value at its slot and position, and return the layer's cache. Those of a layer that
         reads another's were written there."""
         owner = self._layout.owners.get(layer)
         if owner is not None:
             return self.layers[owner]
         kv = self.layers[layer]
-        kv.write(slot_N, position_N, k_NKD, v_NKE)
+        kv.write(places, k_NKD, v_NKE)
         return kv
 
     @torch.inference_mode()
     def copy(self, moves: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
         """Copy the first so many positions of each (source, target) pair of slots. All are read before any is written,
         those of about the same length together."""
-        groups: dict[int, list[tuple[int, int]]] = {}
-        for move, length in zip(moves, lengths, strict=True):
-            if length:
-                about = LENGTH_BUCKET << (-(-length // LENGTH_BUCKET) - 1).bit_length()
-                groups.setdefault(min(about, self.length), []).append(move)
-        indices = [(torch.tensor(group, device=self._device).T, length) for length, group in groups.items()]
-        for layer in self.layers.values():
-            keys_SKDT, values_SKTE = layer.keys_SKDT, layer.values_SKTE
-            read = [(keys_SKDT[pair[0], :, :, :end], values_SKTE[pair[0], :, :end]) for pair, end in indices]
-            for (pair, end), (keys, values) in zip(indices, read, strict=True):
-                keys_SKDT[pair[1], :, :, :end] = keys
-                values_SKTE[pair[1], :, :end] = values
+        for number, (start, size) in enumerate(self._extents(self.length)):
+            groups: dict[int, list[tuple[int, int]]] = {}
+            for move, length in zip(moves, lengths, strict=True):
+                if length > start:
+                    about = LENGTH_BUCKET << (-(-min(length - start, size) // LENGTH_BUCKET) - 1).bit_length()
+                    groups.setdefault(min(about, size), []).append(move)
+            indices = [(torch.tensor(group, device=self._device).T, end) for end, group in groups.items()]
+            for layer in self.layers.values():
+                keys_SKDT, values_SKTE = layer.blocks[number].keys_SKDT, layer.blocks[number].values_SKTE
+                read = [(keys_SKDT[pair[0], :, :, :end], values_SKTE[pair[0], :, :end]) for pair, end in indices]
+                for (pair, end), (keys, values) in zip(indices, read, strict=True):
+                    keys_SKDT[pair[1], :, :, :end] = keys
+                    values_SKTE[pair[1], :, :end] = values
 
     @torch.inference_mode()
     def zero(self, slot: int) -> None:
         """Zero a slot and the scratch slot, since a NaN may have been written to them."""
-        for layer in self.layers.values():
+        for block in self._blocks():
             for cleared in (slot, self.scratch):
-                layer.keys_SKDT[cleared].zero_()
-                layer.values_SKTE[cleared].zero_()
+                block.keys_SKDT[cleared].zero_()
+                block.values_SKTE[cleared].zero_()
 
     @torch.inference_mode()
     def zero_all(self) -> None:
         """Zero every slot."""
-        for layer in self.layers.values():
-            layer.keys_SKDT.zero_()
-            layer.values_SKTE.zero_()
+        for block in self._blocks():
+            block.keys_SKDT.zero_()
+            block.values_SKTE.zero_()
+
+    def _blocks(self) -> Iterator[KVBlock]:
+        return (block for layer in self.layers.values() for block in layer.blocks)
 
     @property
     def num_bytes(self) -> int:
         """The reserved memory in bytes; on the CPU only touched pages are committed."""
-        return sum(layer.keys_SKDT.nbytes + layer.values_SKTE.nbytes for layer in self.layers.values())
+        return sum(block.keys_SKDT.nbytes + block.values_SKTE.nbytes for block in self._blocks())
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # Not from the C library, which keeps blocks of less than 32 MB that are freed.
-    pages = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), **_PRIVATE)
-    return torch.frombuffer(pages, dtype=dtype, count=math.prod(shape)).view(shape)
+def _runs(slots: Sequence[int]) -> list[slice]:
+    """Return ascending numbers as slices of consecutive ones."""
+    begins = [slot for at, slot in enumerate(slots) if at == 0 or slots[at - 1] != slot - 1]
+    ends = [slot + 1 for at, slot in enumerate(slots) if at == len(slots) - 1 or slots[at + 1] != slot + 1]
+    return [slice(begin, end) for begin, end in zip(begins, ends, strict=True)]
+
+
+def _mapped(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return so many zeros in pages of their own, which the system commits when they are first written. The C library
+    would keep blocks of less than 32 MB that are freed."""
+    pages = mmap.mmap(-1, max(1, count * dtype.itemsize), **_PRIVATE)
+    return torch.frombuffer(pages, dtype=dtype, count=count)
 
 
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}

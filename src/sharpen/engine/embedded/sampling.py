@@ -52,7 +52,7 @@ def _mix(bits_R: UInt64Array) -> UInt64Array:
     return bits_R ^ (bits_R >> np.uint64(31))
 
 
-_CHUNK_ELEMENTS = {"cpu": 4_000_000, "cuda": 64_000_000}  # limits the scratch memory of large vocabularies
+_CHUNK_ELEMENTS = {"cpu": 1_000_000, "cuda": 64_000_000}  # limits the scratch memory of large vocabularies
 
 _BLOCK = 4096
 """Ids that are added up in float64 at a time."""
@@ -85,9 +85,23 @@ class SampledRows:
     log_distribution_RV: torch.Tensor
 
 
-def sample(logits_RV: torch.Tensor, rows: SamplingRows) -> SampledRows:
-    """Draw one token per row. `logits_RV` is fp32 and is not changed."""
-    log_distribution_RV = _log_distribution(_constrained(logits_RV, rows), rows)
+class ScratchRV:
+    """fp32 memory for R rows of V, used again for each step: the pages of fresh memory of this size take a CPU longer
+    than what is computed in them. What was taken is overwritten by what is taken next."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def take(self, like_RV: torch.Tensor) -> torch.Tensor:
+        """Return uninitialised memory of a tensor's shape."""
+        if self._memory.numel() < like_RV.numel():
+            self._memory = torch.empty(like_RV.numel(), device=like_RV.device)
+        return self._memory[: like_RV.numel()].view(like_RV.shape)
+
+
+def sample(logits_RV: torch.Tensor, rows: SamplingRows, out_RV: torch.Tensor | None = None) -> SampledRows:
+    """Draw one token per row. `logits_RV` is fp32 and is not changed; the log-distribution is written to `out_RV`."""
+    log_distribution_RV = _log_distribution(_constrained(logits_RV, rows), rows, out_RV)
     greedy_R = rows.temperature_R == 0
     if bool(greedy_R.all()):
         ids_R = log_distribution_RV.argmax(dim=-1)
@@ -107,12 +121,12 @@ def _constrained(logits_RV: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     return forbid(logits_RV, on_device(rows.constrained_C, device), on_device(rows.masks_CW, device), -torch.inf)
 
 
-def _log_distribution(logits_RV: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+def _log_distribution(logits_RV: torch.Tensor, rows: SamplingRows, out_RV: torch.Tensor | None) -> torch.Tensor:
     device = logits_RV.device
     divisor_R = torch.where(rows.temperature_R == 0, 1.0, rows.temperature_R)
     if not bool((divisor_R == 1.0).all()):
         logits_RV = logits_RV / on_device(divisor_R, device).unsqueeze(1)
-    log_distribution_RV = torch.log_softmax(logits_RV, dim=-1)
+    log_distribution_RV = torch.log_softmax(logits_RV, dim=-1, out=out_RV)
     sampled_R = rows.temperature_R != 0
     truncated_R = sampled_R & ((rows.top_p_R < 1.0) | (rows.top_k_R > 0) | (rows.min_p_R > 0.0))
     if bool(truncated_R.any()):

@@ -179,8 +179,7 @@ class Scheduler:
         return True
 
     def _resize(self, num_slots: int, length: int) -> None:
-        used = int(np.flatnonzero(self.table.kv_len_S).max(initial=-1)) + 1
-        self.pool.resize(num_slots, length, used=used)
+        self.pool.resize(num_slots, length, kept=self.table.kv_len_S.tolist())
         self.table.resize(num_slots, length)
         if self.states is not None:
             self.states.pool.resize(num_slots)

@@ -79,7 +79,7 @@ def check_forward(
         ours.append(forward.logits(ids_P[-1:], position_P[-1:], attention, zero[:1]))
         if routing is not None:
             routing.check_all_chose()
-    error = float((torch.cat(ours) - reference_PV).abs().max() / reference_PV.abs().max().clamp_min(1e-6))
+    error = float((torch.cat(ours).float() - reference_PV).abs().max() / reference_PV.abs().max().clamp_min(1e-6))
     if not error <= _TOLERANCE[model.dtype]:
         raise ModelError(
             f"{type(model).__name__}: the embedded engine's logits differ from the model's own by {error:.2g} of their "

@@ -29,7 +29,7 @@ from sharpen.engine.embedded.forward import FastForward, Forward
 from sharpen.engine.embedded.graphs import DecodeGraphs
 from sharpen.engine.embedded.mixing import Mixing
 from sharpen.engine.embedded.pictures import EnginePictures
-from sharpen.engine.embedded.sampling import SampledRows, SamplingRows, sample, uniforms
+from sharpen.engine.embedded.sampling import SampledRows, SamplingRows, ScratchRV, sample, uniforms
 from sharpen.engine.embedded.scheduler import Scheduler
 from sharpen.engine.embedded.slots import Indices, SlotRequest
 from sharpen.engine.requests import find_stop
@@ -87,6 +87,9 @@ class Stepper:
         self._scheduler = scheduler
         self._device = device
         self._deterministic = deterministic
+        # in the fixed layout several batches are sampled from before the first is accepted
+        self._scratch = (ScratchRV(), ScratchRV()) if device.type == "cpu" and not deterministic else None
+        """Of the logits, and of the log-distribution."""
         self._decode_text = decode_text
         self._masks = masks
         self._routing = routing
@@ -145,7 +148,7 @@ class Stepper:
     def _run(self, batch: StepBatch) -> SampledRows | None:
         """Run the forward pass and sampling of one batch. Returns None if no row is sampled from."""
         if self.graphs is not None and (logits_NV := self.graphs.logits(batch)) is not None:
-            return sample(self._select_rows(logits_NV, batch.rows_R), self._sampling_rows(batch.slots_R))
+            return self._sample(self._in_fp32(self._select_rows(logits_NV, batch.rows_R)), batch)
         token_N, position_N, slot_N = (
             on_device(array, self._device) for array in (batch.token_N, batch.position_N, batch.slot_N)
         )
@@ -172,7 +175,7 @@ class Stepper:
         if self._mixing is not None:
             self._mixing.lay_out(batch.decoding, batch.segments)
         with recording(self._routing) as recorded, showing(self._view(batch)):
-            logits = self._forward.logits(token_N, position_N, attention, on_device(rows, self._device))
+            logits = self._in_fp32(self._forward.logits(token_N, position_N, attention, on_device(rows, self._device)))
             if recorded is not None and self._routing is not None:
                 routes_NLK = to_array(recorded.routes_NLK, self._routing.shape)
                 self._scheduler.table.note_routes(batch.slot_N, batch.position_N, routes_NLK)
@@ -183,7 +186,20 @@ class Stepper:
             logits_RV = logits[on_device(batch.rows_R, self._device)]
         else:
             logits_RV = logits[: len(batch.rows_R)]
-        return sample(logits_RV, self._sampling_rows(batch.slots_R))
+        return self._sample(logits_RV, batch)
+
+    def _in_fp32(self, logits: torch.Tensor) -> torch.Tensor:
+        if self._scratch is None or (logits.dtype == torch.float32 and logits.is_contiguous()):
+            return logits.to(torch.float32, memory_format=torch.contiguous_format)
+        return self._scratch[0].take(logits).copy_(logits)
+
+    def _sample(self, logits_RV: torch.Tensor, batch: StepBatch) -> SampledRows:
+        out_RV = None if self._scratch is None else self._scratch[1].take(logits_RV)
+        return sample(logits_RV, self._sampling_rows(batch.slots_R), out_RV)
+
+    def rest(self) -> None:
+        """Forget the memory that steps use again."""
+        self._scratch = None if self._scratch is None else (ScratchRV(), ScratchRV())
 
     def _score(self, batch: StepBatch, logits: torch.Tensor) -> None:
         """Note the logprobs of prompts that are scored. In the fixed layout every row has its logits; else they are
