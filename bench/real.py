@@ -1,9 +1,10 @@
 """Engine and trainer at real sizes on two CPU threads, in bfloat16, against what the machine allows.
 
 In: nothing (models of Qwen3's shape with random weights are made here). Out: a table and `bench/out/real.json`. A model
-of 100M parameters (vocabulary 16,384) and one of 0.6B (Qwen3-0.6B's shape, vocabulary 151,936) do three works:
+of 100M parameters (vocabulary 16,384) and one of 0.6B (Qwen3-0.6B's shape, vocabulary 151,936) do four works:
 
 - decode: 32 requests whose prompt of 200 tokens is cached sample 12 tokens each;
+- decode long: the same behind 640 tokens, as in the later turns of an agent;
 - prefill: 2 prompts of 256 tokens, one token sampled each;
 - training: one update of adapters (rank 16) by 8 answers of 112 tokens to a prompt of 128, with gradient checkpointing.
 
@@ -52,7 +53,7 @@ SHAPES = {
 }
 """Of Qwen3, from 0.6B on."""
 HEADS = {"tiny": (4, 2, 32), "100M": (12, 4, 64), "0.6B": (16, 8, 128), "1.7B": (16, 8, 128), "4B": (32, 8, 128)}
-ROWS, CACHED, NEW, PROMPTS, PROMPT = 32, 200, 12, 2, 256
+ROWS, CACHED, LONG, NEW, PROMPTS, PROMPT = 32, 200, 640, 12, 2, 256
 ANSWERS, ANSWER, QUESTION = 8, 112, 128
 OPERATORS = {
     "products with weights": {"mm", "addmm", "linear", "mkldnn_linear"},
@@ -60,6 +61,8 @@ OPERATORS = {
     "copies": {"copy_", "cat", "index", "index_select", "_index_put_impl_", "gather"},
 }
 """What a decode step computes, by PyTorch's operators."""
+Speeds = tuple[float, float, float]
+"""Tokens a second: decode, decode long, prefill."""
 
 
 def make_model(size: str) -> Any:
@@ -158,22 +161,25 @@ def run_engine(engine: Any, ids: list[list[int]], new: int, seed: int) -> float:
     return time.perf_counter() - start
 
 
-def speeds(run: Callable[[list[list[int]], int, int], float], turn: int) -> tuple[float, float]:
+def speeds(run: Callable[[list[list[int]], int, int], float], turn: int) -> Speeds:
     """Tokens a second of each work, by a function of prompts, new tokens and seed. Each turn has prompts of its own."""
-    same = prompts(1, CACHED, 0) * ROWS
-    run(same[:1], 1, turn)
-    decode = ROWS * NEW / run(same, NEW, turn)
-    return decode, PROMPTS * PROMPT / run(prompts(PROMPTS, PROMPT, turn + 1), 1, turn)
+    decode = []
+    for length in (CACHED, LONG):
+        same = prompts(1, length, 0) * ROWS
+        run(same[:1], 1, turn)
+        run(same, 1, turn)  # each request has its own copy of the prompt then, where the engine makes one
+        decode.append(ROWS * NEW / run(same, NEW, turn))
+    return decode[0], decode[1], PROMPTS * PROMPT / run(prompts(PROMPTS, PROMPT, turn + 1), 1, turn)
 
 
-def engine_speeds(model: Any, *, adapters: bool, repeats: int) -> dict[str, tuple[float, float]]:
+def engine_speeds(model: Any, *, adapters: bool, repeats: int) -> dict[str, Speeds]:
     """Median speeds of the engine as it is, and with each setting of before, in turns."""
     from sharpen.config.trainer import LoraConfig
     from sharpen.engine.embedded.engine import EmbeddedEngine
     from sharpen.engine.embedded.forward import GenericForward
 
     lora = LoraConfig(rank=16, base="shared") if adapters else None
-    engine = EmbeddedEngine(model, max_model_len=1024, max_slots=64, kv_cache_mb=2000, adapters=lora)
+    engine = EmbeddedEngine(model, max_model_len=1024, max_slots=64, kv_cache_mb=4000, adapters=lora)
     fast: Any = engine._stepper._forward
     chosen = fast._columns_faster
 
@@ -190,21 +196,24 @@ def engine_speeds(model: Any, *, adapters: bool, repeats: int) -> dict[str, tupl
     sides = {f"{name}engine": as_it_is, f"{name}rows first": by_rows}
     if adapters:
         sides[f"{name}model's modules"] = by_modules
-    measured: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+    measured: dict[str, list[Speeds]] = {side: [] for side in sides}
     for turn in range((repeats + 1) * len(sides)):  # the first of each is a warm-up
         side = list(sides)[turn % len(sides)]
         sides[side]()
         measured[side].append(speeds(lambda ids, new, seed: run_engine(engine, ids, new, seed), turn))
     as_it_is()
-    print(f"{name}decoding:", ", ".join(f"{kind} {share:.0%}" for kind, share in where_time_goes(engine).items()))
+    for length in (CACHED, LONG):
+        shares = ", ".join(f"{kind} {share:.0%}" for kind, share in where_time_goes(engine, length).items())
+        print(f"{name}decoding behind {length} tokens: {shares}", flush=True)
     asyncio.run(engine.close())
     return {side: medians(values[1:]) for side, values in measured.items()}
 
 
-def where_time_goes(engine: Any) -> dict[str, float]:
+def where_time_goes(engine: Any, length: int) -> dict[str, float]:
     """Return the shares of the seconds of decoding, by what is computed."""
-    ids = prompts(1, CACHED, 0) * ROWS
+    ids = prompts(1, length, 0) * ROWS
     run_engine(engine, ids[:1], 1, 0)
+    run_engine(engine, ids, 1, 0)
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         seconds = run_engine(engine, ids, NEW, 0)
     shares = dict.fromkeys((*OPERATORS, "other operators"), 0.0)
@@ -215,22 +224,24 @@ def where_time_goes(engine: Any) -> dict[str, float]:
     return {**shares, "no operator": 1 - sum(shares.values())}
 
 
-def medians(values: list[tuple[float, float]]) -> tuple[float, float]:
+def medians(values: list[Speeds]) -> Speeds:
     """Median of each work's speeds."""
-    decode, prefill = zip(*values, strict=True)
-    return statistics.median(decode), statistics.median(prefill)
+    decode, long, prefill = zip(*values, strict=True)
+    return statistics.median(decode), statistics.median(long), statistics.median(prefill)
 
 
-def limits(model: Any, repeats: int) -> tuple[float, float]:
+def limits(model: Any, repeats: int) -> Speeds:
     """Tokens a second that products and memory allow."""
     config = model.config
     per_position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
-    read = ROWS * (CACHED + NEW / 2) * per_position / bandwidth(repeats)
-    decode = ROWS / (products_seconds(model, ROWS, ROWS, repeats) + read)
-    return decode, PROMPTS * PROMPT / products_seconds(model, PROMPTS * PROMPT, PROMPTS, max(1, repeats // 2))
+    bytes_a_second, products = bandwidth(repeats), products_seconds(model, ROWS, ROWS, repeats)
+    decode, long = (
+        ROWS / (products + ROWS * (length + NEW / 2) * per_position / bytes_a_second) for length in (CACHED, LONG)
+    )
+    return decode, long, PROMPTS * PROMPT / products_seconds(model, PROMPTS * PROMPT, PROMPTS, max(1, repeats // 2))
 
 
-def vllm_speeds(python: Path, model: Any, repeats: int) -> tuple[float, float] | None:
+def vllm_speeds(python: Path, model: Any, repeats: int) -> Speeds | None:
     """Speeds of vLLM's build for CPUs, in its own environment; None if that is not there."""
     if not python.exists():
         print(f"no vLLM here ({python}): its side is left out", flush=True)
@@ -238,12 +249,12 @@ def vllm_speeds(python: Path, model: Any, repeats: int) -> tuple[float, float] |
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         command = [str(python), __file__, "--vllm-model", folder, "--repeats", str(repeats)]
-        settings = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+        settings = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
         cores = sorted(os.sched_getaffinity(0))[:2]  # by itself it would leave one of two cores out
         settings["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(core) for core in cores)
         done = subprocess.run(command, env=os.environ | settings, stdout=subprocess.PIPE, text=True, check=True)
-    decode, prefill = json.loads(done.stdout.splitlines()[-1])
-    return decode, prefill
+    decode, long, prefill = json.loads(done.stdout.splitlines()[-1])
+    return decode, long, prefill
 
 
 def measure_vllm(folder: str, repeats: int) -> None:
@@ -341,20 +352,22 @@ def compare(size: str, python: Path, repeats: int) -> tuple[list[list[object]], 
     sides |= engine_speeds(make_model(size), adapters=True, repeats=repeats)
     if (other := vllm_speeds(python, make_model(size), repeats)) is not None:
         sides["vLLM"] = other
-    rows: list[list[object]] = [[size, "limit", *limit, 1.0, 1.0]]
-    for side, (decode, prefill) in sides.items():
-        rows.append([size, side, decode, prefill, decode / limit[0], prefill / limit[1]])
+    rows: list[list[object]] = [[size, "limit", *limit, 1.0, 1.0, 1.0]]
+    for side, found in sides.items():
+        rows.append([size, side, *found, *(one / most for one, most in zip(found, limit, strict=True))])
         print(*rows[-1], flush=True)
     engine, adapted = sides["engine"], sides["adapters, engine"]
     values = {
         "decode_share": engine[0] / limit[0],
-        "prefill_share": engine[1] / limit[1],
+        "long_share": engine[1] / limit[1],
+        "prefill_share": engine[2] / limit[2],
         "decode_vs_rows_first": engine[0] / sides["rows first"][0],
         "adapters_vs_modules": adapted[0] / sides["adapters, model's modules"][0],
         "adapters_vs_none": adapted[0] / engine[0],
     }
     if other is not None:
-        values |= {"decode_vs_vllm": engine[0] / other[0], "prefill_vs_vllm": engine[1] / other[1]}
+        names = ("decode_vs_vllm", "long_vs_vllm", "prefill_vs_vllm")
+        values |= {name: ours / theirs for name, ours, theirs in zip(names, engine, other, strict=True)}
     return rows, {f"{name}_{size}": value for name, value in values.items()}
 
 
@@ -380,7 +393,7 @@ def main() -> int:
         more, values = compare_training(size, arguments.trl_python, arguments.repeats)
         training, ratios = training + more, ratios | values
     print(f"\n{table(['size', 'side', 'trained tok/s', 'of the limit'], training)}")
-    header = ["size", "side", "decode tok/s", "prefill tok/s", "of the limit", "of the limit"]
+    header = ["size", "side", "decode tok/s", "long", "prefill", "of the limit", "long", "prefill"]
     return finish("real", header=header, rows=rows, ratios=ratios)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import platform
 import sys
@@ -64,6 +65,17 @@ def return_freed_bytes(least: int = 0) -> None:
         library.mallinfo2.restype = _Mallinfo2
         if library.mallinfo2().fordblks >= least:
             library.malloc_trim(0)
+
+
+def own_pages(num_bytes: int) -> mmap.mmap:
+    """Return zeroed memory in pages of its own. The system commits a page when it is first written, and has all of them
+    again when nothing refers to the memory any more. The C library's would lie between other blocks: what lives long
+    there leaves gaps that what comes next does not fit into, and a block of less than 32 MB is kept when it is
+    freed."""
+    return mmap.mmap(-1, max(1, num_bytes), **_PRIVATE)
+
+
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 def num_cores() -> int:

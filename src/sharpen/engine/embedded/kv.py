@@ -13,12 +13,12 @@ value size.
 from __future__ import annotations
 
 import math
-import mmap
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+
+from sharpen.machine import available_bytes, own_pages
 
 LENGTH_BUCKET = 64
 """KV lengths are multiples of this, so that kernels see few shapes."""
@@ -113,10 +113,10 @@ def bucketed(length: int) -> int:
 
 
 def default_budget_bytes(device: torch.device) -> int:
-    """Return a quarter of the memory that is free now."""
+    """Return a quarter of the memory that can be had now."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) // 4
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    return available_bytes() // 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,23 +234,18 @@ class KVPool:
         return [(start, min(size, self.max_length - start)) for start in range(0, length, size)]
 
     def _new_block(self, num_slots: int, size: int) -> Iterator[tuple[int, KVBlock]]:
-        """Yield the zeroed blocks of all layers. On a CPU they share one mapping of pages, since a process may not have
-        many; on a GPU each is made when it is asked for, and what it replaces can go first."""
-        shapes = {
-            layer: ((num_slots + 1, s.num_heads, s.key_size, size), (num_slots + 1, s.num_heads, size, s.value_size))
-            for layer, s in self._layout.shapes.items()
-        }
-        count = sum(math.prod(shape) for pair in shapes.values() for shape in pair)
-        memory, first = _mapped(count, self._dtype) if self._in_blocks and count else None, 0
-        for layer, pair in shapes.items():
-            tensors = []
-            for shape in pair:
-                if memory is None:
-                    tensors.append(torch.zeros(shape, dtype=self._dtype, device=self._device))
-                else:
-                    tensors.append(memory[first : first + math.prod(shape)].view(shape))
-                    first += math.prod(shape)
-            yield layer, KVBlock(keys_SKDT=tensors[0], values_SKTE=tensors[1])
+        """Yield the zeroed blocks of all layers, each made when it is asked for, so that what it replaces can go
+        first."""
+        for layer, shape in self._layout.shapes.items():
+            key_shape = num_slots + 1, shape.num_heads, shape.key_size, size
+            value_shape = num_slots + 1, shape.num_heads, size, shape.value_size
+            counts = math.prod(key_shape), math.prod(value_shape)
+            if self._in_blocks:  # one mapping for both, since a process may not have many
+                memory = torch.frombuffer(own_pages(sum(counts) * self._dtype.itemsize), dtype=self._dtype)
+            else:
+                memory = torch.zeros(sum(counts), dtype=self._dtype, device=self._device)
+            keys, values = memory[: counts[0]], memory[counts[0] :]
+            yield layer, KVBlock(keys_SKDT=keys.view(key_shape), values_SKTE=values.view(value_shape))
 
     def readable(self, length: int) -> int:
         """Return the positions to read for so many: all of a block in half precision, unless little of it is wanted,
@@ -329,13 +324,3 @@ def _runs(slots: Sequence[int]) -> list[slice]:
     begins = [slot for at, slot in enumerate(slots) if at == 0 or slots[at - 1] != slot - 1]
     ends = [slot + 1 for at, slot in enumerate(slots) if at == len(slots) - 1 or slots[at + 1] != slot + 1]
     return [slice(begin, end) for begin, end in zip(begins, ends, strict=True)]
-
-
-def _mapped(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return so many zeros in pages of their own, which the system commits when they are first written. The C library
-    would keep blocks of less than 32 MB that are freed."""
-    pages = mmap.mmap(-1, max(1, count * dtype.itemsize), **_PRIVATE)
-    return torch.frombuffer(pages, dtype=dtype, count=count)
-
-
-_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
