@@ -38,6 +38,20 @@ def test_greedy_equals_transformers_generate(family: str) -> None:
         )
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_alternatives_are_of_the_distribution_that_was_sampled_from(deterministic: bool) -> None:
+    """A greedy token is the likeliest alternative, in prompts of several lengths at once. Red where a step of several
+    batches, as the fixed layout has, writes all their distributions to the same memory."""
+    engine = make_engine(make_model("qwen3"), deterministic=deterministic)
+    prompts = [prompt_of(length, length) for length in (5, 70, 140)]
+    for generation in run_all(engine, [request(prompt, temperature=0.0, top_logprobs=2) for prompt in prompts]):
+        likeliest = [alternatives[0] for alternatives in generation.top_logprobs]
+        assert [token for token, _ in likeliest] == generation.ids.tolist()
+        torch.testing.assert_close(
+            torch.tensor([logprob for _, logprob in likeliest]), torch.tensor(generation.logprobs)
+        )
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logprobs_equal_a_full_forward_over_three_calls(family: str) -> None:
     """Ragged requests at once, then twice their continuations (prefix reuse), at different temperatures."""

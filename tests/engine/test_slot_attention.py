@@ -165,6 +165,13 @@ def test_rows_attend_over_several_blocks_of_the_cache(rule: AttentionRule, dtype
         torch.testing.assert_close(out[row : row + 1].float(), expected, **rounding)
 
 
+def test_products_of_half_precision_read_whole_blocks() -> None:
+    """A part of a block would be copied for each. Break: return the length itself."""
+    assert [filled_pool(832).readable(length) for length in (64, 128, 300, 700)] == [64, 128, 300, 700]
+    pool = filled_pool(832, torch.bfloat16)
+    assert [pool.readable(length) for length in (64, 128, 300, 700, 832)] == [64, 256, 300, 768, 832]
+
+
 def test_a_prompt_lies_in_several_blocks_and_is_copied_with_them() -> None:
     """Break: in `KVPool.copy` count a block's positions from the sequence's first."""
     pool = filled_pool(832)
