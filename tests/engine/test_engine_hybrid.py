@@ -148,7 +148,7 @@ def test_a_fork_from_an_earlier_prompt_begins_at_its_snapshot() -> None:
 
 
 def test_growth_within_the_memory_bound_suspends_jobs_with_their_states() -> None:
-    """Slots of 256 positions grow to 512, of which fewer fit; sparse slots are moved together. Red when
+    """Slots of 256 positions grow to 384, of which fewer fit; sparse slots are moved together. Red when
     `Scheduler._swap_many` leaves the states where they are."""
     engine = make_engine(without_end(), max_slots=512, max_model_len=512, kv_cache_mb=1)
     requests = [request(prompt_of(200, n), noise=n, max_tokens=80 if n % 4 else 9) for n in range(24)]
@@ -156,7 +156,7 @@ def test_growth_within_the_memory_bound_suspends_jobs_with_their_states() -> Non
     assert engine.stats.computed_tokens + engine.stats.reused_tokens > 24 * 199  # some were placed twice
     states = engine._scheduler.states
     assert states is not None
-    assert engine._scheduler.pool.length == 512
+    assert engine._scheduler.pool.length == 384
     assert 0 < len(states.snapshots) <= states.snapshots.capacity
     assert states.snapshot_bytes <= 2**18
     scratch = engine.stats.kv_cache_mb / (states.pool.num_slots + 1)

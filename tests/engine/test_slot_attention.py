@@ -91,9 +91,10 @@ def test_a_window_reads_no_more_keys_than_it_needs_however_long_the_prompt_is() 
     assert max((rows.stop - rows.start) * (14_000 + rows.stop) * 4 for rows, _ in capped) < 1 << 21
 
 
-def filled_pool(length: int, dtype: torch.dtype = torch.float32) -> KVPool:
+def filled_pool(length: int, dtype: torch.dtype = torch.float32, width: int = 8) -> KVPool:
+    """Numbers of so many positions; in blocks if they are wide, or in half precision."""
     pool = KVPool(
-        layout=KVLayout.uniform(1, 2, 8),
+        layout=KVLayout.uniform(1, 2, width),
         dtype=dtype,
         device=torch.device("cpu"),
         max_slots=4,
@@ -108,6 +109,7 @@ def filled_pool(length: int, dtype: torch.dtype = torch.float32) -> KVPool:
     return pool
 
 
+@pytest.mark.parametrize("width", [8, 128])
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
     "rule",
@@ -118,17 +120,20 @@ def filled_pool(length: int, dtype: torch.dtype = torch.float32) -> KVPool:
         AttentionRule(scale=0.3),
     ],
 )
-def test_decoding_rows_see_the_last_keys_of_their_own_slots(deterministic: bool, rule: AttentionRule) -> None:
+def test_decoding_rows_see_the_last_keys_of_their_own_slots(
+    deterministic: bool, rule: AttentionRule, width: int
+) -> None:
     """Rows of several lengths, shorter than the window too. Break: gather from one position later, or from another than
     a chunk's first."""
-    pool = filled_pool(320)
+    pool = filled_pool(320, width=width)
+    assert len(pool.layers[0].blocks) == (2 if width == 128 else 1)
     position_N, slot_N = torch.tensor([300, 10, 49, 50]), torch.arange(4)
     if deterministic:  # one chunk has positions of one bucket
         position_N = torch.tensor([300, 256, 319, 290])
         attention = FixedShapeAttention(pool, slot_M=slot_N, position_M=position_N, kv_length=320)
     else:
         attention = SlotAttention(pool, slot_N=slot_N, position_N=position_N, num_decode=4, kv_length=320, segments=[])
-    q, k, v = torch.randn(4, 4, 8), torch.randn(4, 2, 8), torch.randn(4, 2, 8)
+    q, k, v = (torch.randn(4, heads, width) for heads in (4, 2, 2))
     out = attention.attend(0, q, k, v, rule)
     kv = pool.layers[0]
     for row, position in enumerate(position_N.tolist()):
@@ -137,7 +142,7 @@ def test_decoding_rows_see_the_last_keys_of_their_own_slots(deterministic: bool,
         torch.testing.assert_close(out[row : row + 1], at_once(q[row : row + 1], seen, rule))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 128), (torch.bfloat16, 8)])
 @pytest.mark.parametrize(
     "rule",
     [
@@ -148,13 +153,13 @@ def test_decoding_rows_see_the_last_keys_of_their_own_slots(deterministic: bool,
         AttentionRule(scale=0.3, window=300, chunks=True),
     ],
 )
-def test_rows_attend_over_several_blocks_of_the_cache(rule: AttentionRule, dtype: torch.dtype) -> None:
+def test_rows_attend_over_several_blocks_of_the_cache(rule: AttentionRule, dtype: torch.dtype, width: int) -> None:
     """One row has come far, its neighbours have not; a last block of 64. Break: leave the first row of `_reach` out; in
     `places` do not subtract the block's first position; let `_gathered` take one block less."""
-    pool = filled_pool(832, dtype)
+    pool = filled_pool(832, dtype, width)
     position_N, slot_N = torch.tensor([10, 820, 400, 767]), torch.arange(4)
     attention = SlotAttention(pool, slot_N=slot_N, position_N=position_N, num_decode=4, kv_length=832, segments=[])
-    q, k, v = (torch.randn(4, heads, 8).to(dtype) for heads in (4, 2, 2))
+    q, k, v = (torch.randn(4, heads, width).to(dtype) for heads in (4, 2, 2))
     sinks_H = None if rule.sinks_H is None else rule.sinks_H.to(dtype)
     out = attention.attend(0, q, k, v, replace(rule, sinks_H=sinks_H))
     for row, position in enumerate(position_N.tolist()):
@@ -167,20 +172,20 @@ def test_rows_attend_over_several_blocks_of_the_cache(rule: AttentionRule, dtype
 
 def test_products_of_half_precision_read_whole_blocks() -> None:
     """A part of a block would be copied for each. Break: return the length itself."""
-    assert [filled_pool(832).readable(length) for length in (64, 128, 300, 700)] == [64, 128, 300, 700]
+    assert [filled_pool(832, width=128).readable(length) for length in (64, 128, 300, 700)] == [64, 128, 300, 700]
     pool = filled_pool(832, torch.bfloat16)
     assert [pool.readable(length) for length in (64, 128, 300, 700, 832)] == [64, 256, 300, 768, 832]
 
 
 def test_a_prompt_lies_in_several_blocks_and_is_copied_with_them() -> None:
     """Break: in `KVPool.copy` count a block's positions from the sequence's first."""
-    pool = filled_pool(832)
+    pool = filled_pool(832, width=128)
     position_N = torch.arange(200, 700)
     segment = SlotSegment(slot=1, first_row=0, start=200, end=700)
     attention = SlotAttention(
         pool, slot_N=torch.ones(500).long(), position_N=position_N, num_decode=0, kv_length=0, segments=[segment]
     )
-    q, k, v = torch.randn(500, 4, 8), torch.randn(500, 2, 8), torch.randn(500, 2, 8)
+    q, k, v = (torch.randn(500, heads, 128) for heads in (4, 2, 2))
     out = attention.attend(0, q, k, v, AttentionRule(scale=0.3))
     keys, values = pool.layers[0].of_slot(1, 700)
     torch.testing.assert_close(keys[:, :, 200:], k.permute(1, 2, 0))

@@ -42,7 +42,7 @@ def test_slots_and_snapshots_by_hand(tmp_path: Path) -> None:
     state = 4 * (64 * 4 + 4 * 8 * 8)
     need = engine_need(planned, planned.config.model, sizes, vllm=False, trained=True)
     assert need.states == (32 + 2 * 8) * state
-    assert need.kv_cache == 33 * slot_length(256, 256, in_blocks=False) * sizes.kv_bytes(4)
+    assert need.kv_cache == 33 * slot_length(256, 256, blocks=False) * sizes.kv_bytes(4)
     assert {item.role: item.num_bytes for item in engine_items(planned)}["engine: recurrent states"] == need.states
 
 

@@ -1,10 +1,11 @@
 """The KV cache: the keys and values of all slots for each layer, grown on demand within a budget.
 
-In: slot numbers and lengths. Out: per-layer `LayerKV`s. On a CPU positions are in blocks of `BLOCK_LENGTH`, each a
-tensor over all slots: a longer sequence adds a block and moves nothing, products read whole blocks without a copy, and
-memory, which the system commits when it is first touched, follows each slot's own length. A GPU has one block, so that
-a step is few kernels. The last slot is scratch, which the padding rows of a step write to. Memory must not be
-uninitialised, since a NaN at a masked position would still poison a sum.
+In: slot numbers and lengths. Out: per-layer `LayerKV`s. On a CPU the positions of a large model are in blocks of
+`BLOCK_LENGTH`, each a tensor over all slots: a longer sequence adds a block and moves nothing, products read whole
+blocks without a copy, and memory, which the system commits when it is first touched, follows each slot's own length.
+Elsewhere there is one block, so that a step is few products: it grows by half, and is copied. The last slot is scratch,
+which the padding rows of a step write to. Memory must not be uninitialised, since a NaN at a masked position would
+still poison a sum.
 
 Shape suffixes: S slots + 1, N rows of a step, M some of them, K key-value heads, T positions of a block, D key size, E
 value size.
@@ -24,7 +25,10 @@ LENGTH_BUCKET = 64
 """KV lengths are multiples of this, so that kernels see few shapes."""
 
 BLOCK_LENGTH = 4 * LENGTH_BUCKET
-"""Positions of a block on a CPU."""
+"""Positions of a block, where there are several."""
+
+_LARGE_POSITION = 2048
+"""Bytes of a position in a layer from which blocks cost less than they save."""
 
 _FIRST_SLOTS = 32
 
@@ -119,6 +123,12 @@ def default_budget_bytes(device: torch.device) -> int:
     return available_bytes() // 4
 
 
+def in_blocks(itemsize: int, position_bytes: float, *, on_cpu: bool) -> bool:
+    """Whether a cache with so many bytes for a number and for a position of a layer is in blocks: on a CPU in half
+    precision, whose products would copy what is not whole, and of a large model."""
+    return on_cpu and (itemsize == 2 or position_bytes >= _LARGE_POSITION)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
     """The shape of a layer's cache: heads, and the sizes of a key and of a value."""
@@ -169,7 +179,8 @@ class KVPool:
         self._max_slots = max_slots
         self._budget_bytes = budget_bytes
         self._state_bytes = state_bytes
-        self._in_blocks = device.type == "cpu"
+        per_layer = layout.elements_per_position * dtype.itemsize / max(1, len(layout.shapes))
+        self._in_blocks = in_blocks(dtype.itemsize, per_layer, on_cpu=device.type == "cpu")
         self.max_length = bucketed(max_length)
         self.num_slots = 0
         self.length = 0
@@ -191,8 +202,8 @@ class KVPool:
         return max(1, min(self._max_slots, self._budget_bytes // per_slot))
 
     def longer(self, needed: int) -> int:
-        """Return the length to grow to, at most `max_length`: on a CPU whole blocks; else half as much again, since all
-        is copied."""
+        """Return the length to grow to, at most `max_length`: whole blocks; of a single one half as much again, since
+        all is copied."""
         if self._in_blocks:
             return min(self.max_length, -(-needed // BLOCK_LENGTH) * BLOCK_LENGTH)
         return min(self.max_length, bucketed(max(needed, self.length + self.length // 2)))
@@ -208,7 +219,7 @@ class KVPool:
     def release(self) -> None:
         """Forget what all slots hold. On a CPU their memory goes back to the system until it is used again; a GPU's
         allocator would keep it."""
-        if self._in_blocks:
+        if self._device.type == "cpu":
             num_slots, self.num_slots = self.num_slots, 0
             self._allocate(num_slots, self.length, kept=())
 
@@ -240,7 +251,7 @@ class KVPool:
             key_shape = num_slots + 1, shape.num_heads, shape.key_size, size
             value_shape = num_slots + 1, shape.num_heads, size, shape.value_size
             counts = math.prod(key_shape), math.prod(value_shape)
-            if self._in_blocks:  # one mapping for both, since a process may not have many
+            if self._device.type == "cpu":  # one mapping for both, since a process may not have many
                 memory = torch.frombuffer(own_pages(sum(counts) * self._dtype.itemsize), dtype=self._dtype)
             else:
                 memory = torch.zeros(sum(counts), dtype=self._dtype, device=self._device)

@@ -32,7 +32,7 @@ from operator import attrgetter
 from typing import Literal, get_args
 
 from sharpen.config.public import TunerModelConfig
-from sharpen.engine.embedded.kv import BLOCK_LENGTH, LENGTH_BUCKET, bucketed
+from sharpen.engine.embedded.kv import BLOCK_LENGTH, LENGTH_BUCKET, bucketed, in_blocks
 from sharpen.engine.embedded.states import SNAPSHOT_SHARE
 from sharpen.evidence.certificate.gradient_probe import probe_bytes
 from sharpen.learning.recipe import RolloutRecipe
@@ -78,14 +78,14 @@ def engine_need(case: Case, model: TunerModelConfig, sizes: Sizes, *, vllm: bool
     weights = itemsize * sizes.held // num_shares
     if lora is not None and lora.base == "nf4":
         weights += nf4_bytes(case.num_in_base) - itemsize * case.num_in_base
-    rows = in_flight(case)
+    rows, blocks = in_flight(case), _in_blocks(case, sizes)
     per_token = (3 * sizes.intermediate_size + 6 * sizes.hidden_size) * itemsize
     kv_cache, states = _kv_cache(case, model, sizes, itemsize, weights, vllm=vllm)
     return EngineNeed(
         weights=weights,
         kv_cache=kv_cache // num_shares,
         states=states // num_shares,
-        routes=sizes.routes * rows * _slot_length(case, model.max_model_len),
+        routes=sizes.routes * rows * slot_length(case.workload.longest, model.max_model_len, blocks=blocks),
         step=rows * sizes.vocab_size * 4 * _COPIES_OF_LOGITS + (rows + STEP_TOKENS) * per_token,
     )
 
@@ -105,15 +105,16 @@ def in_flight(case: Case) -> int:
     return min(wanted, config.engine.max_slots, config.rollout.max_concurrent_rollouts)
 
 
-def _slot_length(case: Case, max_model_len: int) -> int:
-    return slot_length(case.workload.longest, max_model_len, in_blocks=case.on_cpu)
+def _in_blocks(case: Case, sizes: Sizes) -> bool:
+    itemsize = 2 if case.serves_in_bfloat16 else 4
+    return in_blocks(itemsize, sizes.kv_bytes(itemsize) / sizes.num_layers, on_cpu=case.on_cpu)
 
 
-def slot_length(longest: int, max_model_len: int, *, in_blocks: bool) -> int:
+def slot_length(longest: int, max_model_len: int, *, blocks: bool) -> int:
     """Return the positions of a slot after the longest sequence: in whole blocks; else slots grow by half, in buckets;
     up to the limit."""
     length, limit = min(FIRST_LENGTH, bucketed(max_model_len)), bucketed(max_model_len)
-    if in_blocks:
+    if blocks:
         return min(limit, -(-max(1, longest) // BLOCK_LENGTH) * BLOCK_LENGTH)
     while length < min(longest, limit):
         length = min(limit, bucketed(max(length + 1, length + length // 2)))
@@ -132,14 +133,15 @@ def _kv_cache(
         kv_cache, states = max_slots * model.max_model_len * per_position, max_slots * state
         return min(kv_cache, max(0, budget - states)), min(states, budget)
     snapshots = budget // SNAPSHOT_SHARE // state if state else 0
-    length = _slot_length(case, model.max_model_len)
+    blocks = _in_blocks(case, sizes)
+    length = slot_length(case.workload.longest, model.max_model_len, blocks=blocks)
     kv_per_slot = per_position * length
     wanted = in_flight(case)
     if not case.on_cpu:  # a GPU allocates memory that is never touched, too
         wanted = min(max_slots, max(FIRST_SLOTS, 2 ** (wanted - 1).bit_length()))
     count = max(1, min(wanted, (budget - snapshots * state) // max(1, kv_per_slot + state)))
     taken = min(snapshots, 2 * case.workload.sequences)  # one where a prompt ends, one where a call does
-    if case.on_cpu:  # of a block that is not full, keys take their memory whole, and values where they are written
+    if blocks:  # of a block that is not full, keys take their memory whole, and values where they are written
         return count * per_position * (length + min(length, case.workload.longest)) // 2, (count + taken) * state
     return (count + 1) * kv_per_slot, (count + taken) * state
 
@@ -148,7 +150,9 @@ def cache_mb(case: Case, slots: int) -> int:
     """Return the `engine.kv_cache_mb` with which so many of the longest sequences are computed at the same time."""
     sizes, itemsize = case.models.policy, 2 if case.serves_in_bfloat16 else 4
     state = sizes.state_bytes(itemsize)
-    longest = sizes.kv_bytes(itemsize) * _slot_length(case, case.config.model.max_model_len)
+    longest = sizes.kv_bytes(itemsize) * slot_length(
+        case.workload.longest, case.config.model.max_model_len, blocks=_in_blocks(case, sizes)
+    )
     num_bytes = slots * (longest + state) * (1 + (1 / (SNAPSHOT_SHARE - 1) if state else 0))
     return -(-int(num_bytes) // 2**20)
 
