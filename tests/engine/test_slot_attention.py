@@ -17,7 +17,7 @@ from sharpen.engine.embedded.attention import (
     SlotSegment,
     _blocks,
 )
-from sharpen.engine.embedded.kv import KVLayout, KVPool
+from sharpen.engine.embedded.kv import KVLayout, KVPool, in_blocks
 
 SINKS_H = torch.tensor([0.5, -1.0, 2.0, 0.0])
 
@@ -168,6 +168,15 @@ def test_rows_attend_over_several_blocks_of_the_cache(rule: AttentionRule, dtype
         expected = at_once(q[row : row + 1].float(), SlotKeys(keys_KDT=keys, values_KTE=values), rule)
         rounding = {"atol": 0.02, "rtol": 0.02} if dtype == torch.bfloat16 else {}
         torch.testing.assert_close(out[row : row + 1].float(), expected, **rounding)
+
+
+def test_a_cache_is_in_blocks_in_half_precision_and_of_a_large_model() -> None:
+    """Layers without keys count for nothing. Break: ask less of a position."""
+    assert in_blocks([512], 4, on_cpu=True)
+    assert not in_blocks([512, 508], 4, on_cpu=True)
+    assert in_blocks([8], 2, on_cpu=True)
+    assert not in_blocks([512], 4, on_cpu=False)
+    assert not in_blocks([], 4, on_cpu=True)
 
 
 def test_products_of_half_precision_read_whole_blocks() -> None:

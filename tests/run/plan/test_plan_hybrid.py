@@ -39,6 +39,7 @@ def test_slots_and_snapshots_by_hand(tmp_path: Path) -> None:
     planned = case(tmp_path, make_hybrid("qwen3_5_text"), {"engine.dtype": "float32"})
     sizes = planned.models.policy
     assert sizes.states == ((64 * 4, 4 * 8 * 8),)
+    assert len(sizes.kv_values) == 1  # of two layers
     state = 4 * (64 * 4 + 4 * 8 * 8)
     need = engine_need(planned, planned.config.model, sizes, vllm=False, trained=True)
     assert need.states == (32 + 2 * 8) * state

@@ -28,7 +28,7 @@ BLOCK_LENGTH = 4 * LENGTH_BUCKET
 """Positions of a block, where there are several."""
 
 _LARGE_POSITION = 2048
-"""Bytes of a position in a layer from which blocks cost less than they save."""
+"""Bytes of a position in a layer, on average, from which blocks cost less than they save."""
 
 _FIRST_SLOTS = 32
 
@@ -123,10 +123,10 @@ def default_budget_bytes(device: torch.device) -> int:
     return available_bytes() // 4
 
 
-def in_blocks(itemsize: int, position_bytes: float, *, on_cpu: bool) -> bool:
-    """Whether a cache with so many bytes for a number and for a position of a layer is in blocks: on a CPU in half
-    precision, whose products would copy what is not whole, and of a large model."""
-    return on_cpu and (itemsize == 2 or position_bytes >= _LARGE_POSITION)
+def in_blocks(values: Sequence[int], itemsize: int, *, on_cpu: bool) -> bool:
+    """Whether a cache with so many values for a position of each layer, of so many bytes each, is in blocks: on a CPU
+    in half precision, whose products would copy what is not whole, and of a large model."""
+    return on_cpu and (itemsize == 2 or sum(values) * itemsize >= _LARGE_POSITION * max(1, len(values)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +153,14 @@ class KVLayout:
         )
 
     @property
+    def values(self) -> list[int]:
+        """The number of elements of a position in each layer."""
+        return [shape.num_heads * (shape.key_size + shape.value_size) for shape in self.shapes.values()]
+
+    @property
     def elements_per_position(self) -> int:
         """The number of elements of a position in all layers."""
-        return sum(shape.num_heads * (shape.key_size + shape.value_size) for shape in self.shapes.values())
+        return sum(self.values)
 
 
 class KVPool:
@@ -179,8 +184,7 @@ class KVPool:
         self._max_slots = max_slots
         self._budget_bytes = budget_bytes
         self._state_bytes = state_bytes
-        per_layer = layout.elements_per_position * dtype.itemsize / max(1, len(layout.shapes))
-        self._in_blocks = in_blocks(dtype.itemsize, per_layer, on_cpu=device.type == "cpu")
+        self._in_blocks = in_blocks(layout.values, dtype.itemsize, on_cpu=device.type == "cpu")
         self.max_length = bucketed(max_length)
         self.num_slots = 0
         self.length = 0

@@ -24,7 +24,7 @@ class Sizes:
     """The sizes of a model. `parameters` counts those of the text, tied ones once, `towers` those that are held and
     never trained; `block_linear` counts those of the linear layers in the blocks, `vocabulary` (V x C) those of one
     embedding table; `tied` is whether the output layer shares the input's table; `kv_values` counts what the cache
-    keeps of one position.
+    keeps of one position in each layer that keeps any.
 
     `linears` holds (last name, outputs, inputs) of every linear layer in the blocks, `experts` (number, two sizes) of
     every weight that has the matrices of all experts of a layer. `states` holds (convolution, recurrent) values of one
@@ -37,7 +37,7 @@ class Sizes:
     vocabulary: int
     tied: bool
     num_layers: int
-    kv_values: int
+    kv_values: tuple[int, ...]
     hidden_size: int
     intermediate_size: int
     vocab_size: int
@@ -63,7 +63,7 @@ class Sizes:
 
     def kv_bytes(self, itemsize: int) -> int:
         """Return the bytes of keys and values of one position, in all layers that keep any."""
-        return self.kv_values * itemsize
+        return sum(self.kv_values) * itemsize
 
     def state_bytes(self, itemsize: int) -> int:
         """Return the bytes of one sequence's states in all layers that keep some; recurrent ones are fp32."""
@@ -168,13 +168,13 @@ def _route_bytes(model: Any) -> int:
     return 0 if routing is None else routing.shape.num_layers * routing.shape.top_k * routing.shape.dtype.itemsize
 
 
-def _kv_values(config: Any) -> int:
-    """Return the number of values that the cache keeps for one position: keys and values of each layer with attention,
+def _kv_values(config: Any) -> tuple[int, ...]:
+    """Return the numbers of values that the cache keeps for one position: keys and values of each layer with attention,
     but for those that read another layer's."""
     heads, num_layers = int(config.num_attention_heads), int(config.num_hidden_layers)
     layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config] * num_layers
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * num_layers
-    total = 0
+    values = []
     for kind, layer in zip(
         kinds[: num_layers - (getattr(config, "num_kv_shared_layers", None) or 0)], layers, strict=False
     ):
@@ -182,5 +182,5 @@ def _kv_values(config: Any) -> int:
             continue
         key = getattr(config, "qk_head_dim", None) or getattr(layer, "head_dim", None) or config.hidden_size // heads
         value = getattr(config, "v_head_dim", None) or key
-        total += int(getattr(layer, "num_key_value_heads", None) or heads) * int(key + value)
-    return total
+        values.append(int(getattr(layer, "num_key_value_heads", None) or heads) * int(key + value))
+    return tuple(values)
