@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import json
 import multiprocessing
+import os
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,8 @@ import growth
 import plain
 import psutil
 import report
+
+from sharpen.machine import filling_gaps
 
 TRAINERS: dict[str, dict[str, Any]] = {
     "lora": {"lora": {"rank": 16}},
@@ -122,7 +125,7 @@ def watch(command: list[str]) -> tuple[int, float]:
     """Run a command. Returns the peak of its tree in bytes, and its seconds. Raises `RuntimeError` if it fails."""
     began = time.perf_counter()
     peak = full = 0
-    with subprocess.Popen(command) as started:
+    with subprocess.Popen(command, env=filling_gaps(os.environ)) as started:  # as `sharpen run` does
         process = psutil.Process(started.pid)
         while started.poll() is None:
             with contextlib.suppress(psutil.NoSuchProcess):

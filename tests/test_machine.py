@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from sharpen.machine import FILLING_GAPS, filling_gaps
 
 STATUS = Path("/proc/self/status")
 
@@ -41,3 +44,41 @@ def test_freed_blocks_go_back_where_they_are_enough() -> None:
     nothing, much = map(int, done.stdout.split())
     assert nothing < 20_000_000
     assert much > 150_000_000
+
+
+ANEW = """
+import os, sys
+from sharpen.machine import start_anew_filling_gaps
+print("begins", flush=True)
+start_anew_filling_gaps()
+print(os.getpid(), sys.argv[1:], os.environ["GLIBC_TUNABLES"])
+sys.exit(int(sys.stdin.read()))
+"""
+
+
+def started(environment: dict[str, str]) -> tuple[int, int, list[str]]:
+    """Return the process, its exit code and its lines."""
+    command = [sys.executable, "-W", "ignore", "-c", ANEW, "run", "--set", "a=b c"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
+        out, _ = process.communicate("7", timeout=60)
+    return process.pid, process.returncode, out.splitlines()
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="the settings are glibc's")
+def test_a_command_starts_anew_once_with_the_allocator_that_fills_gaps() -> None:
+    """The same process with the same arguments and streams; its exit code is the second program's."""
+    without = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    process, code, lines = started(without)
+    assert lines == ["begins", "begins", f"{process} ['run', '--set', 'a=b c'] {FILLING_GAPS}"]
+    assert code == 7
+
+
+def test_who_has_set_the_allocator_keeps_it() -> None:
+    """A variable that is set is the user's: nothing starts anew, and processes that are started get theirs."""
+    theirs = "glibc.malloc.arena_max=1"
+    _, code, lines = started({**os.environ, "GLIBC_TUNABLES": theirs})
+    assert [line.split()[-1] for line in lines] == ["begins", theirs]
+    assert code == 7
+    assert filling_gaps({"GLIBC_TUNABLES": theirs, "A": "b"}) == {"GLIBC_TUNABLES": theirs, "A": "b"}
+    assert filling_gaps({"A": "b"}) == {"GLIBC_TUNABLES": FILLING_GAPS, "A": "b"}

@@ -11,6 +11,7 @@ import mmap
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -64,7 +65,16 @@ def return_freed_bytes(least: int = 0) -> None:
         library = ctypes.CDLL(None)
         library.mallinfo2.restype = _Mallinfo2
         if library.mallinfo2().fordblks >= least:
+            _return_buffers()
             library.malloc_trim(0)
+
+
+def _return_buffers() -> None:
+    """Give back the memory into which MKL packs the matrices of products, which it keeps for the next ones: after those
+    with a large output layer 100 MB."""
+    if (torch := sys.modules.get("torch")) is not None:
+        with contextlib.suppress(AttributeError, OSError, TypeError):
+            ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).mkl_serv_free_buffers()
 
 
 def own_pages(num_bytes: int) -> mmap.mmap:
@@ -73,6 +83,34 @@ def own_pages(num_bytes: int) -> mmap.mmap:
     there leaves gaps that what comes next does not fit into, and a block of less than 32 MB is kept when it is
     freed."""
     return mmap.mmap(-1, max(1, num_bytes), **_PRIVATE)
+
+
+FILLING_GAPS = "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0"
+"""With these settings glibc's allocator joins every small block that is freed with what is free beside it. As it is, it
+keeps the small ones that an aligned block leaves before and behind it, between which nothing as large fits any more:
+of what the layers of a model take and free again in training, a GB and more at 0.6B. It reads them when a process
+starts, and never again."""
+
+
+def filling_gaps(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for a process that computes with large models: `FILLING_GAPS`, unless its variable is
+    set."""
+    return {"GLIBC_TUNABLES": FILLING_GAPS, **environment}
+
+
+def is_filling_gaps() -> bool:
+    """Whether this process' allocator fills gaps, as far as can be known: its user, or `filling_gaps`, has set it, or it
+    is not glibc's."""
+    libraries = os.confstr_names if hasattr(os, "confstr_names") else {}
+    return "GLIBC_TUNABLES" in os.environ or "CS_GNU_LIBC_VERSION" not in libraries
+
+
+def start_anew_filling_gaps() -> None:
+    """Put in place of this process the same program with an allocator that fills gaps, unless it has one. Only for
+    the first line of a command: nothing that the process has done remains, but its open streams."""
+    if not is_filling_gaps():
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], filling_gaps(os.environ))
 
 
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from argparse import Namespace
@@ -13,6 +14,7 @@ import pytest
 
 from sharpen.cli.main import BAD_INPUT, DONE, FAILED, INTERRUPTED, build_parser, main
 from sharpen.errors import ConfigError, DatasetError, EngineError, ModelError, SamplingError
+from sharpen.machine import FILLING_GAPS
 
 AGENT = "async def run_agent(task, model):\n    return None\n"
 RUN = """\
@@ -143,3 +145,15 @@ def test_the_installed_command_answers():
     done = subprocess.run([sys.executable, "-m", "sharpen.cli.main", "--version"], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout.startswith("sharpen 0.")
+
+
+def test_what_trains_starts_with_the_allocator_that_fills_gaps(config: Path):
+    """`sharpen run` starts itself anew, so that the agent's code, and all processes below, find it set; commands that do
+    not train keep their environment."""
+    (config.parent / "agent.py").write_text(f"import os\nprint('GAPS', os.getenv('GLIBC_TUNABLES'))\n{AGENT}")
+    (config.parent / "tasks.jsonl").write_text('{"question": "?"}\n')
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    for command, found in (("run", FILLING_GAPS), ("check", None)):
+        words = [sys.executable, "-m", "sharpen", command, "--config", str(config)]
+        done = subprocess.run(words, cwd=config.parent, capture_output=True, text=True, env=environment, timeout=120)
+        assert f"GAPS {found}" in done.stdout + done.stderr

@@ -25,7 +25,7 @@ from sharpen.show.monitor.statistics import student
 Settings = Mapping[str, Any]
 Train = Callable[[str, Settings], "Trained"]
 """Trains under a name, with settings."""
-_PROGRAM = (sys.executable, "-m", "sharpen.cli.main")
+_PROGRAM = (sys.executable, "-m", "sharpen")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

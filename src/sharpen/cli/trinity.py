@@ -14,6 +14,7 @@ from typing import Any
 from sharpen.cli.arguments import say
 from sharpen.cli.main import BAD_INPUT
 from sharpen.cli.main import main as sharpen
+from sharpen.machine import start_anew_filling_gaps
 
 THEIRS = "trinity-rft"
 _SPELLINGS = {"-c": "--config", "--plugin_dir": "--plugin-dir"}
@@ -33,6 +34,8 @@ def main(argv: Sequence[str] | None = None, command: Callable[[], Any] | None = 
             file=sys.stderr,
         )
         return BAD_INPUT
+    if argv is None:
+        start_anew_filling_gaps()
     return sharpen([_SPELLINGS.get(argument, argument) for argument in arguments])
 
 

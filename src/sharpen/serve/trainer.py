@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from sharpen.errors import ConfigError
+from sharpen.machine import filling_gaps
 from sharpen.run.lock import locked
 
 END_S = 600.0
@@ -64,7 +65,14 @@ def start_trainer(
     _await_lock(run_dir, say)
     command = [sys.executable, "-m", "sharpen.serve.trainer", "run", *arguments]
     with log.open("ab") as output:  # of its own session: Ctrl-C in the terminal is for the server alone
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=filling_gaps(os.environ),
+        )
     trainer = TrainerProcess(process, log)
     try:
         yield trainer

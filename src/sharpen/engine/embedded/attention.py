@@ -463,7 +463,7 @@ def _gathered(kv: LayerKV, number_B: torch.Tensor, count: int) -> tuple[torch.Te
     `number_B` on. Blocks that there are not are zero."""
     first, size, num_rows = kv.blocks[0], kv.block_length, len(number_B)
     _, heads, key_size, _ = first.keys_SKDT.shape
-    keys = first.keys_SKDT.new_zeros(num_rows, heads, key_size, count * size)
+    keys = first.keys_SKDT.new_zeros(num_rows, heads, count * size, key_size).mT
     values = first.values_SKTE.new_zeros(num_rows, heads, count * size, first.values_SKTE.shape[3])
     for number in sorted(set(number_B.tolist())):
         row_M = (number_B == number).nonzero().squeeze(1)

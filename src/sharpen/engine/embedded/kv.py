@@ -13,6 +13,7 @@ value size.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,8 @@ _FIRST_SLOTS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVBlock:
-    """The keys and values of consecutive positions of all slots. Keys are stored transposed, as products want them."""
+    """The keys and values of consecutive positions of all slots. Keys are seen transposed, as products want them. In
+    memory they are too where there is one block; where there are several, in rows as the values."""
 
     keys_SKDT: torch.Tensor
     values_SKTE: torch.Tensor
@@ -95,12 +97,14 @@ class LayerKV:
 
     def of_slot(self, slot: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the keys [K, D, T] and values [K, T, E] of positions 0 .. end - 1: a view of a single block, a copy of
-        several."""
+        several, with keys in rows."""
         keys, values = zip(
             *((block.keys_SKDT[slot, :, :, at], block.values_SKTE[slot, :, at]) for block, at in self.parts(0, end)),
             strict=True,
         )
-        return (keys[0], values[0]) if len(keys) == 1 else (torch.cat(keys, dim=2), torch.cat(values, dim=1))
+        if len(keys) == 1:
+            return keys[0], values[0]
+        return torch.cat([one.mT for one in keys], dim=1).mT, torch.cat(values, dim=1)
 
     def of_slots(self, slot_M: torch.Tensor, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a copy of the keys [M, K, D, T] and values [M, K, T, E] of positions first .. end - 1 of some
@@ -232,13 +236,13 @@ class KVPool:
         for number, (start, size) in enumerate(self._extents(length)):
             if stays and start < self.length:
                 continue
-            runs = _runs([slot for slot, held in enumerate(kept) if held > start])
+            ends = [min(bucketed(max(0, held - start)), size) for held in kept]  # what is copied takes memory
             for layer, block in self._new_block(num_slots, size):
                 blocks = self.layers.setdefault(layer, LayerKV(blocks=[])).blocks
-                for run in runs:
+                for run, end in _runs(ends):
                     old = blocks[number]
-                    block.keys_SKDT[run, :, :, : old.length] = old.keys_SKDT[run]
-                    block.values_SKTE[run, :, : old.length] = old.values_SKTE[run]
+                    block.keys_SKDT[run, :, :, :end] = old.keys_SKDT[run, :, :, :end]
+                    block.values_SKTE[run, :, :end] = old.values_SKTE[run, :, :end]
                 blocks[number : number + 1] = [block]
         self.num_slots, self.length = num_slots, length
         self.allocation += 1
@@ -253,6 +257,7 @@ class KVPool:
         first."""
         for layer, shape in self._layout.shapes.items():
             key_shape = num_slots + 1, shape.num_heads, shape.key_size, size
+            row_shape = num_slots + 1, shape.num_heads, size, shape.key_size
             value_shape = num_slots + 1, shape.num_heads, size, shape.value_size
             counts = math.prod(key_shape), math.prod(value_shape)
             if self._device.type == "cpu":  # one mapping for both, since a process may not have many
@@ -260,7 +265,8 @@ class KVPool:
             else:
                 memory = torch.zeros(sum(counts), dtype=self._dtype, device=self._device)
             keys, values = memory[: counts[0]], memory[counts[0] :]
-            yield layer, KVBlock(keys_SKDT=keys.view(key_shape), values_SKTE=values.view(value_shape))
+            keys_SKDT = keys.view(row_shape).mT if self._in_blocks else keys.view(key_shape)
+            yield layer, KVBlock(keys_SKDT=keys_SKDT, values_SKTE=values.view(value_shape))
 
     def readable(self, length: int) -> int:
         """Return the positions to read for so many: all of a block in half precision, unless little of it is wanted,
@@ -334,8 +340,9 @@ class KVPool:
         return sum(block.keys_SKDT.nbytes + block.values_SKTE.nbytes for block in self._blocks())
 
 
-def _runs(slots: Sequence[int]) -> list[slice]:
-    """Return ascending numbers as slices of consecutive ones."""
-    begins = [slot for at, slot in enumerate(slots) if at == 0 or slots[at - 1] != slot - 1]
-    ends = [slot + 1 for at, slot in enumerate(slots) if at == len(slots) - 1 or slots[at + 1] != slot + 1]
-    return [slice(begin, end) for begin, end in zip(begins, ends, strict=True)]
+def _runs(ends: Sequence[int]) -> Iterator[tuple[slice, int]]:
+    """Yield the consecutive slots that hold equally many positions, and how many, but for those that hold none."""
+    for end, run in itertools.groupby(range(len(ends)), key=ends.__getitem__):
+        first, *others = run
+        if end:
+            yield slice(first, first + 1 + len(others)), end

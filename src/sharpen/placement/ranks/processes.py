@@ -30,7 +30,7 @@ import torch
 from sharpen.errors import RankError
 from sharpen.learning.trainer.roles import TrainerPlan
 from sharpen.learning.trainer.team import TIMEOUT_S
-from sharpen.machine import python_path
+from sharpen.machine import filling_gaps, python_path
 from sharpen.placement.ranks.answers import GRACE_S, RankAnswer, RankCalls, Reply, call_name
 from sharpen.placement.ranks.rank import WeightSpec
 
@@ -177,7 +177,7 @@ class RankProcesses(RankCalls):
         ours, theirs = socket.socketpair()
         with theirs:
             inherited = (theirs.fileno(), self._calls.descriptor, self._weights.descriptor)
-            environment = {**os.environ, "PYTHONPATH": python_path()}
+            environment = filling_gaps(os.environ) | {"PYTHONPATH": python_path()}
             if sys.platform == "linux":
                 environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
             process = subprocess.Popen(

@@ -140,8 +140,8 @@ def _kv_cache(
         wanted = min(max_slots, max(FIRST_SLOTS, 2 ** (wanted - 1).bit_length()))
     count = max(1, min(wanted, (budget - snapshots * state) // max(1, kv_per_slot + state)))
     taken = min(snapshots, 2 * case.workload.sequences)  # one where a prompt ends, one where a call does
-    if blocks:  # of a block that is not full, keys take their memory whole, and values where they are written
-        return count * per_position * (length + min(length, case.workload.longest)) // 2, (count + taken) * state
+    if blocks:  # they take memory where they are written
+        return count * per_position * min(length, case.workload.longest), (count + taken) * state
     return (count + 1) * kv_per_slot, (count + taken) * state
 
 
