@@ -23,7 +23,7 @@ from sharpen.run.plan.hardware import this_machine
 from sharpen.run.plan.predict import about, computed_step_time, plan, step_time
 from sharpen.run.plan.record import write_plan
 from sharpen.run.plan.speed import Speed, fastest, measure_speed, whole, write_copy
-from sharpen.run.plan.workload import Workload
+from sharpen.run.plan.workload import AT_LIMITS, Workload
 
 LARGE = {"vocab_size": 8000, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4}
 """A model of 14 million parameters."""
@@ -104,6 +104,9 @@ def test_a_step_is_measured_with_the_runs_own_trainer_and_engine(tmp_path: Path,
     line = time.line(100)
     assert line.startswith("a step computes for "), line
     assert all(part in line for part in (", 100 steps ", "generating", "on top")), line
+    limits = computed_step_time(replace(case, workload=replace(case.workload, source=AT_LIMITS)), speed).line(100)
+    assert limits.startswith("a step computes for at most "), limits
+    assert AT_LIMITS in limits, limits
     content = json.loads(json.dumps(plan(case, time=time, suggests=False).to_json()))
     again = computed_step_time(case, Speed(**content["speed"]))
     assert round(again.seconds, 3) == content["step_s"]  # as the end of a run has it, for the lengths that came

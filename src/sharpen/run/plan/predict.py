@@ -24,6 +24,7 @@ from sharpen.run.plan.hardware import GIB, Hardware
 from sharpen.run.plan.memory import GAPS, PROCESS, DeviceMemory, in_flight, offloaded_bytes, places
 from sharpen.run.plan.record import FILE, read_plan
 from sharpen.run.plan.speed import Speed, measure_speed
+from sharpen.run.plan.workload import AT_LIMITS
 
 # The time of a step: what an earlier run took, else what the model's computing takes on this processor (`speed`).
 #
@@ -40,16 +41,18 @@ _WITHOUT_EFFECT: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of a step, and where they were measured: in an earlier run, or as `speed` on this processor."""
+    """Seconds of a step, and where they were measured: in an earlier run, or as `speed` on this processor. `at_most`:
+    sequences are rarely as long as it assumes."""
 
     seconds: float
     source: str
     speed: Speed | None = None
+    at_most: bool = False
 
     def line(self, num_steps: int | None) -> str:
         """Return the sentence for the user. `num_steps`: those of the run, if they are known."""
         total = f", {num_steps:,} steps {about(num_steps * self.seconds)}" if num_steps else ""
-        verb = "takes" if self.speed is None else "computes for"
+        verb = "takes" if self.speed is None else "computes for at most" if self.at_most else "computes for"
         return f"a step {verb} {about(self.seconds)}{total} ({self.source})"
 
 
@@ -87,7 +90,10 @@ def computed_step_time(case: Case, speed: Speed) -> StepTime:
     generating, training = speed.generating(case.workload), speed.training(case.workload, case.config.trainer.epochs)
     parts = f"generating {about(generating)}, training {about(training)}, " if generating else ""
     source = f"{parts}measured in {speed.took:.0f} s on one and two layers; the agent's own time comes on top"
-    return StepTime(seconds=generating + training, source=source, speed=speed)
+    at_most = case.workload.source == AT_LIMITS
+    if at_most:
+        source = f"{AT_LIMITS}: {source}"
+    return StepTime(seconds=generating + training, source=source, speed=speed, at_most=at_most)
 
 
 def about(seconds: float) -> str:

@@ -17,6 +17,10 @@ from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.supervised import learns_from_rows
 
 
+AT_LIMITS = "every sequence as long as the settings allow"
+"""Where the numbers come from, if nobody has given lengths."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """The tokens of one step. `prompt_tokens` and `answer_tokens` are those of one of its `sequences`;
@@ -53,9 +57,7 @@ def expected(config: RunConfig, prompt_tokens: int | None = None, answer_tokens:
     lengths = [
         f"{what} {value}" for what, value in (("prompt", prompt_tokens), ("answer", answer_tokens)) if value is not None
     ]
-    source = (
-        f"lengths given: {', '.join(lengths)} tokens" if lengths else "every sequence as long as the settings allow"
-    )
+    source = f"lengths given: {', '.join(lengths)} tokens" if lengths else AT_LIMITS
     return Workload(
         sequences=config.algorithm.batch_size * group,
         prompt_tokens=prompt,
