@@ -4,7 +4,8 @@ In: nothing (models of Qwen3's shapes with random weights are made here, in `--f
 `bench/out/memory.json`. Each case is a whole run in a process of its own, with nothing set but model, agent, algorithm,
 bfloat16 (which a run chooses where it is faster) and what its name says: 4 tasks x 8 rollouts a step (`--tasks`,
 `--group`), prompts of about 200 tokens, two calls of 64 tokens, and `model.max_model_len: 1024`. The run chooses the
-rest, compares gradients with the certificate's plain loop, and makes the steps asked for.
+rest, compares gradients with the certificate's plain loop, and makes a step; two where all weights train, whose moments
+are there from the first update on.
 
 - measured: the peak of the process and all below it, looked at every 100 ms; each page counts once for those that share
   it (PSS, by Linux).
@@ -13,7 +14,7 @@ rest, compares gradients with the certificate's plain loop, and makes the steps 
 
 Planned over measured within 10% is a target; so are the bounds.
 
-    python bench/memory.py [--cases 0.6B-lora 1.7B-nf4 …] [--steps 1] [--folder FOLDER]
+    python bench/memory.py [--cases 0.6B-lora 1.7B-nf4 …] [--folder FOLDER]
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ def measure(name: str, models: Path, arguments: argparse.Namespace) -> dict[str,
     """Return planned and measured bytes of a case, and its seconds."""
     with tempfile.TemporaryDirectory() as folder:
         model = models / name.split("-")[0]
-        sizes = [f"--{size}={getattr(arguments, size)}" for size in ("steps", "tasks", "group")]
+        steps = 2 if name.endswith("-all") else 1
+        sizes = [f"--steps={steps}", f"--tasks={arguments.tasks}", f"--group={arguments.group}"]
         command = [sys.executable, __file__, "--case", name, "--folder", str(models), "--runs", folder, *sizes]
         peak, seconds = watch(command)
         found = json.loads(next(Path(folder).rglob("plan.json")).read_text())
@@ -166,12 +168,12 @@ def main() -> int:
     """Measure each case, print, write `bench/out/memory.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=list(BOUNDS_GB), default=list(BOUNDS_GB)[:-1])
-    parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--tasks", type=int, default=4, help="of a step")
     parser.add_argument("--group", type=int, default=8, help="rollouts of a task")
     parser.add_argument("--folder", type=Path, help="where the models are kept (default: they are not)")
     parser.add_argument("--case", choices=list(BOUNDS_GB), help=argparse.SUPPRESS)
     parser.add_argument("--runs", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
         run_case(arguments)

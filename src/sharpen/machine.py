@@ -72,8 +72,8 @@ def return_freed_bytes(least: int = 0) -> None:
 def _return_buffers() -> None:
     """Give back the memory into which MKL packs the matrices of products, which it keeps for the next ones: after those
     with a large output layer 100 MB."""
-    if (torch := sys.modules.get("torch")) is not None:
-        with contextlib.suppress(AttributeError, OSError, TypeError):
+    if (torch := sys.modules.get("torch")) is not None and torch.__file__ is not None:
+        with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).mkl_serv_free_buffers()
 
 
@@ -99,10 +99,9 @@ def filling_gaps(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_filling_gaps() -> bool:
-    """Whether this process' allocator fills gaps, as far as can be known: its user, or `filling_gaps`, has set it, or it
-    is not glibc's."""
-    libraries = os.confstr_names if hasattr(os, "confstr_names") else {}
-    return "GLIBC_TUNABLES" in os.environ or "CS_GNU_LIBC_VERSION" not in libraries
+    """Whether this process' allocator fills gaps, as far as can be known: its user or `filling_gaps` has set it, or it is
+    not glibc's."""
+    return "GLIBC_TUNABLES" in os.environ or "CS_GNU_LIBC_VERSION" not in getattr(os, "confstr_names", ())
 
 
 def start_anew_filling_gaps() -> None:

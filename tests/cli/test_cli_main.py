@@ -148,8 +148,8 @@ def test_the_installed_command_answers():
 
 
 def test_what_trains_starts_with_the_allocator_that_fills_gaps(config: Path):
-    """`sharpen run` starts itself anew, so that the agent's code, and all processes below, find it set; commands that do
-    not train keep their environment."""
+    """`sharpen run` starts itself anew: the agent's code and all processes below find it set. Commands that do not
+    train keep their environment."""
     (config.parent / "agent.py").write_text(f"import os\nprint('GAPS', os.getenv('GLIBC_TUNABLES'))\n{AGENT}")
     (config.parent / "tasks.jsonl").write_text('{"question": "?"}\n')
     environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}

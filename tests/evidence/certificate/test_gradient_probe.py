@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from trainer_toys import FAMILIES, make_model
 from sharpen.errors import GradientError
 from sharpen.evidence.certificate.gradient_probe import CRITIC, WHOLE, GradientProbe, probe_gradients, some_blocks
 from sharpen.evidence.certificate.likeness import Gap, compare_gradients
+from sharpen.evidence.certificate.plain.model import PlainModel
 from sharpen.evidence.certificate.probe_batch import experiences, plain_sequences, probe_sequences, with_routes
 from sharpen.learning.trainer.packing import Pack, pack
 from sharpen.learning.trainer.trainer import Trainer
@@ -404,6 +406,19 @@ def test_a_probe_leaves_the_trainer_as_it_was(toy_model_dir):
     assert trainer.version == 0
     assert not trainer._optimizer.state_tensors()
     assert not critic["value_head.weight"].any()
+
+
+def test_one_model_of_the_plain_loop_is_in_memory_at_a_time(toy_model_dir):
+    """Red without the collection: modules that read their blocks are in circles, and a run's collector seldom comes."""
+    config = make_config(toy_model_dir, "grpo", **BFLOAT16 | FOUR_BITS)
+    trainer = make_trainer(toy_model_dir, config)
+    gc.disable()
+    try:
+        before = sum(isinstance(one, PlainModel) for one in gc.get_objects())
+        assert not probe_gradients(config, toy_model_dir, trainer, whole=0).problem
+        assert sum(isinstance(one, PlainModel) for one in gc.get_objects()) <= before + 1
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

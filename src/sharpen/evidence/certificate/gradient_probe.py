@@ -13,6 +13,7 @@ compared.
 
 from __future__ import annotations
 
+import gc
 import math
 import re
 import time
@@ -360,9 +361,11 @@ class _Plain:
 
     def gradients(self, *, exact: bool) -> dict[str, dict[str, torch.Tensor]]:
         """Return the gradients of the policy and, under `CRITIC`, those of a critic; first the rounded ones."""
+        if exact:  # one of them is in memory at a time; it is in circles, which a run's collector leaves for long
+            gc.collect()
         model = self._load(exact=True) if exact else self._rounded
         assert model is not None
-        self._rounded = None  # one of them is in memory at a time
+        self._rounded = None
         state, teachers = self._state(model).copy(model.dtype), self._teachers(exact=exact)
         of_policy, of_critic = compute_gradients(model, state, self._step(), self._reference(model.dtype), teachers)
         return {

@@ -16,7 +16,6 @@ from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.learning.algorithm.supervised import learns_from_rows
 
-
 AT_LIMITS = "every sequence as long as the settings allow"
 """Where the numbers come from, if nobody has given lengths."""
 
