@@ -64,7 +64,7 @@ print(before - held())
 @pytest.mark.skipif(not STATUS.exists(), reason="the kernel's figures are Linux's")
 @pytest.mark.skipif("mkl" not in torch.__config__.show().lower(), reason="the products are another library's")
 def test_what_a_product_has_packed_goes_back_too() -> None:
-    """Red without `_return_buffers`: MKL keeps it for the next product. How much depends on the processor: here 13 MB."""
+    """Red without `_return_buffers`: MKL keeps it for the next product. How much the processor decides: here 13 MB."""
     command = [sys.executable, "-c", BUFFERS]
     done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=60)
     assert int(done.stdout) > 2_000_000

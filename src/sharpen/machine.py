@@ -99,8 +99,8 @@ def filling_gaps(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_filling_gaps() -> bool:
-    """Whether this process' allocator fills gaps, as far as can be known: its user or `filling_gaps` has set it, or it is
-    not glibc's."""
+    """Whether this process' allocator fills gaps, as far as can be known: its user or `filling_gaps` has set it, or it
+    is not glibc's."""
     return "GLIBC_TUNABLES" in os.environ or "CS_GNU_LIBC_VERSION" not in getattr(os, "confstr_names", ())
 
 
