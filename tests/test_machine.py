@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from sharpen.machine import FILLING_GAPS, filling_gaps
 
@@ -57,16 +56,17 @@ return_freed_bytes()
 torch.mm(first, second.t(), out=out)
 before = held()
 return_freed_bytes()
-print(before - held())
+print(before - held() if torch.backends.mkl.is_available() else "another library's")
 """
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the kernel's figures are Linux's")
-@pytest.mark.skipif("mkl" not in torch.__config__.show().lower(), reason="the products are another library's")
 def test_what_a_product_has_packed_goes_back_too() -> None:
     """Red without `_return_buffers`: MKL keeps it for the next product. How much the processor decides: here 13 MB."""
     command = [sys.executable, "-c", BUFFERS]
     done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=60)
+    if done.stdout.startswith("another"):
+        pytest.skip("the products are another library's")
     assert int(done.stdout) > 2_000_000
 
 
