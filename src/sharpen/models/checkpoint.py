@@ -1,14 +1,15 @@
 """Writes a model as its checkpoint came: trained tensors new, all others byte for byte.
 
-In: a module with the folder that it was loaded from, and its tensors by name. Out: weights and configuration in a
-folder, under the names of the source's files, so that whatever loaded the source loads this. Towers, and tensors that
-transformers does not load (heads for several tokens), are copied, in their own dtype.
+In: a module with the folder that it was loaded from, and its tensors by name, some at a time. Out: weights and
+configuration in a folder, under the names of the source's files, so that whatever loaded the source loads this. Towers,
+and tensors that transformers does not load (heads for several tokens), are copied, in their own dtype.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +22,60 @@ from sharpen.models.modules import has_towers, text_prefixes, trained_parameters
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _CONFIG = "config.json"
-_SHARD_BYTES = 5 * 10**9
-"""The most bytes that are copied at once."""
+PART_BYTES = 10**9
+"""The most bytes that are held while a model is written, and those of a file; but a layer is never divided."""
+_LAYER = re.compile(r"(.*?\.\d+)\.")
 
 
-def write_checkpoint(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+def in_parts(
+    module: Any, tensors: Iterable[tuple[str, torch.Tensor]], most: int = PART_BYTES
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Cut a model's tensors into the parts in which `write_checkpoint` takes them, each made when it is asked for: of
+    at most so many bytes, but of whole layers, since transformers stores the experts of one in another way; or one of
+    all, if there are towers. A parameter with two names is in one part alone, by the first."""
+    part: dict[str, torch.Tensor] = {}
+    size, layer, divides = 0, "", not has_towers(module.config)
+    earlier: set[int] = set()
+    for name, tensor in tensors:
+        found = _LAYER.match(name)
+        before, layer = layer, found[1] if found else ""
+        if divides and part and size + tensor.nbytes > most and not (layer and layer == before):
+            earlier |= {id(one) for one in part.values() if isinstance(one, torch.nn.Parameter)}
+            yield part
+            part, size = {}, 0
+        if id(tensor) not in earlier:
+            part[name] = tensor
+            size += tensor.nbytes
+    if part:
+        yield part
+
+
+def write_checkpoint(
+    directory: Path, module: Any, parts: Iterable[dict[str, torch.Tensor]], dtype: torch.dtype
+) -> None:
     """Write what is trained (the text, maybe a tower) in `dtype`, the others as they are in the folder that `module`
     was loaded from, and the configuration. Without such a folder, or if its tensors have other names than transformers
-    writes, all tensors of the module are written."""
+    writes, all tensors of the module are written. `parts` are those of `in_parts`, gathered; each is emptied when it is
+    written, before the next one is asked for."""
     source = Path(module.config._name_or_path)
     before = tensor_files(source)
     names = {name for name, _ in trained_parameters(module)}
     prefixes = text_prefixes(module)
-    trained = {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes) or name in names}
-    _save(directory, module, trained, dtype)
-    written = tensor_files(directory)
+    written: dict[str, Path] = {}
+    for number, tensors in enumerate(parts):
+        trained = {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes) or name in names}
+        _save(directory, module, trained, dtype)
+        if has_towers(module.config) and not tensor_files(directory).keys() <= before.keys():
+            _save(directory, module, tensors, dtype)
+        written |= _set_aside(directory, number)
+        tensors.clear()
+        trained.clear()
+    files: dict[Path, list[str]] = {}
+    for name, file in written.items():
+        files.setdefault(file, []).append(name)
     if written.keys() <= before.keys():
-        _add(directory, written, _untouched(before, written, module))
-    elif has_towers(module.config):
-        _save(directory, module, tensors, dtype)
+        files |= _copies(directory, _untouched(before, written, module))
+    _name_files(directory, files)
     keep_config = has_towers(module.config) and (source / _CONFIG).is_file()
     _write_config(source / _CONFIG if keep_config else directory / _CONFIG, directory, dtype)
 
@@ -102,24 +138,39 @@ def _untouched(before: Mapping[str, Path], written: Collection[str], module: Any
     return {name: file for name, file in others.items() if not f".{name}".endswith(f".{tied}.weight")}
 
 
-def _add(directory: Path, written: Mapping[str, Path], others: Mapping[str, Path]) -> None:
-    """Add copies of tensors to a model that was written, in files of their own, and an index over all files."""
-    if not others:
-        return
-    files = sorted(set(written.values()))
-    names: dict[Path, list[str]] = {file: [name for name in written if written[name] == file] for file in files}
+def _set_aside(directory: Path, number: int) -> dict[str, Path]:
+    """Rename the files that transformers has written, so that the next ones do not replace them. Return the file of
+    each tensor."""
+    found = tensor_files(directory)
+    renamed = {file: file.rename(file.with_name(f"written-{number}-{file.name}")) for file in set(found.values())}
+    (directory / _INDEX).unlink(missing_ok=True)
+    return {name: renamed[file] for name, file in found.items()}
+
+
+def _copies(directory: Path, others: Mapping[str, Path]) -> dict[Path, list[str]]:
+    """Write copies of tensors in files of their own. Return the names in each."""
+    names: dict[Path, list[str]] = {}
     group: dict[str, torch.Tensor] = {}
     for name in sorted(others):
         with safe_open(others[name], framework="pt") as file:
             group[name] = file.get_tensor(name)
-        if name == max(others) or sum(tensor.nbytes for tensor in group.values()) >= _SHARD_BYTES:
+        if name == max(others) or sum(tensor.nbytes for tensor in group.values()) >= PART_BYTES:
             added = directory / f"copied-{len(names)}.safetensors"
             save_file(group, added, metadata={"format": "pt"})
             names[added] = [*group]
             group = {}
+    return names
+
+
+def _name_files(directory: Path, files: Mapping[Path, list[str]]) -> None:
+    """Give a model's files the names by which it is loaded, with an index of the tensors in each if there are
+    several."""
+    if len(files) == 1:
+        next(iter(files)).rename(directory / _FILE)
+        return
     weight_map = {}
-    for number, (file, held) in enumerate(names.items(), start=1):
-        shard = file.rename(directory / f"model-{number:05}-of-{len(names):05}.safetensors")
+    for number, (file, held) in enumerate(files.items(), start=1):
+        shard = file.rename(directory / f"model-{number:05}-of-{len(files):05}.safetensors")
         weight_map.update(dict.fromkeys(held, shard.name))
     size = sum((directory / shard).stat().st_size for shard in set(weight_map.values()))
     index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}

@@ -94,7 +94,7 @@ def test_a_checkpoint_is_a_plain_mixture_and_an_adapter_of_peft(tmp_path):
     module = make_experts("qwen3_moe")
     module.save_pretrained(tmp_path / "first")
     policy = adapt(module)
-    policy.write(tmp_path, dict(policy.checkpoint_tensors()))
+    policy.write(tmp_path, policy.checkpoint_parts())
     policy.write_trained(tmp_path, dict(policy.parameters()))
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():

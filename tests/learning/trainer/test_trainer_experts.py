@@ -197,7 +197,7 @@ def test_a_checkpoint_is_loaded_by_transformers_expert_by_expert(tmp_path):
     """In memory all experts of a layer are one tensor; in the files each has its own, as in the published ones."""
     module = make_experts("qwen3_moe")
     trained = TrainedModel(module, compute_dtype=torch.float32)
-    trained.write(tmp_path, dict(trained.checkpoint_tensors()))
+    trained.write(tmp_path, trained.checkpoint_parts())
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert "model.layers.0.mlp.experts.7.gate_proj.weight" in file.keys()  # noqa: SIM118 (not a mapping)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)

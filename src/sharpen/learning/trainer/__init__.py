@@ -17,6 +17,7 @@
 - `scores`: logprobs and entropies from hidden states, a chunk at a time
 - `constrained`: tokens that were sampled under a constraint
 - `output`: the output layer, with exact logits on a GPU
+- `tables`: the gradient of a large table of embeddings, added to in place
 - `lora`: a model of which adapters alone are trained
 - `reference`: the model before training
 - `critic`: a model with a head for values

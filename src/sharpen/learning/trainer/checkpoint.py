@@ -15,6 +15,8 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -101,11 +103,12 @@ def save(
 
         inner = partial / STATE
         inner.mkdir()
-        for name, tensors in pieces:
+        for name, group in groupby(pieces, key=itemgetter(0)):
             if name == _MODEL:
-                policy.write(partial, tensors)
+                policy.write(partial, map(itemgetter(1), group))
                 _copy_unchanged(Path(policy.module.config._name_or_path), partial)
                 continue
+            ((_, tensors),) = group
             if name == "weights":
                 policy.write_trained(partial, tensors)
             for number, part in enumerate(parts(tensors), 1):
@@ -145,14 +148,23 @@ def save_start(run_dir: Path, policy: TrainedModel, team: Team) -> None:
 def _pieces(
     policy: TrainedModel, further: Mapping[str, Mapping[str, torch.Tensor]], team: Team
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """Yield the tensors of a checkpoint file by file, gathering each file only when it is its turn."""
+    """Yield the tensors of a checkpoint file by file, gathering each file only when it is its turn; those of the model
+    a part at a time."""
     import torch
 
-    yield _MODEL, team.gather(policy.checkpoint_tensors())
+    for part in policy.checkpoint_parts():
+        yield _MODEL, _emptied(part, team)
     if policy.compute_dtype != torch.float32 or policy.adapters is not None or policy.file_names_differ:
         yield "weights", team.gather(policy.parameters())
     for name, tensors in further.items():
         yield name, team.gather(tensors.items())
+
+
+def _emptied(part: dict[str, torch.Tensor], team: Team) -> dict[str, torch.Tensor]:
+    """Gather a part of a model, and let go of it, so that it is in memory until it is written and no longer."""
+    gathered = team.gather(part.items())
+    part.clear()
+    return gathered
 
 
 def load(directory: Path) -> SavedState:

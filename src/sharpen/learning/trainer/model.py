@@ -38,9 +38,10 @@ from sharpen.learning.trainer.scores import (
     to_device,
 )
 from sharpen.learning.trainer.sharding import one_pass, shard
+from sharpen.learning.trainer.tables import look_up_in_place
 from sharpen.learning.trainer.varlen import Varlen
 from sharpen.models.balance import Balance
-from sharpen.models.checkpoint import stored_types, write_checkpoint
+from sharpen.models.checkpoint import PART_BYTES, in_parts, stored_types, write_checkpoint
 from sharpen.models.configuration import read_config
 from sharpen.models.experts import experts_of, round_experts
 from sharpen.models.frozen import Served, is_plain, load_frozen
@@ -99,6 +100,7 @@ class TrainedModel:
             raise ModelError(f"trainer.train_towers is true, but {name} has no images ({missing}): set it to false")
         self.routing = routing_of(module)
         round_experts(module)
+        look_up_in_place(module.get_input_embeddings())
         self._offloads = offload_activations
         self._both_ways = both_ways(module.config)
         self._sight = Sight(module) if Piece.VISION in needs_of(module.config) else None
@@ -211,13 +213,13 @@ class TrainedModel:
         """Turn the module's tensors by name into those of the plain model, one at a time: here they are the same."""
         return iter(named)
 
-    def checkpoint_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors for `write` by name, one at a time; they may be sharded."""
-        return self.merge_adapters(self.module.state_dict(keep_vars=True).items())
+    def checkpoint_parts(self, most: int = PART_BYTES) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield the tensors for `write` by name, some at a time (`models.checkpoint.in_parts`); they may be sharded."""
+        return in_parts(self.module, self.merge_adapters(self.module.state_dict(keep_vars=True).items()), most)
 
-    def write(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write the gathered `checkpoint_tensors` in the compute dtype, as transformers does."""
-        write_checkpoint(directory, self.module, tensors, self.compute_dtype)
+    def write(self, directory: Path, parts: Iterable[dict[str, torch.Tensor]]) -> None:
+        """Write the gathered `checkpoint_parts` in the compute dtype, as transformers does. They are emptied."""
+        write_checkpoint(directory, self.module, parts, self.compute_dtype)
 
     @property
     def file_names_differ(self) -> bool:

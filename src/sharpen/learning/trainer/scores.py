@@ -27,6 +27,7 @@ from sharpen.engine.token_masks import forbid
 from sharpen.learning.trainer.constrained import FORBIDDEN, UNCONSTRAINED, RowMasks
 from sharpen.learning.trainer.output import OutputLayer
 from sharpen.learning.trainer.packing import IndexArray, Pack
+from sharpen.learning.trainer.tables import gradient_of, is_added_in_place
 from sharpen.types import FloatArray
 
 _BLOCK = 64
@@ -328,13 +329,14 @@ class _AnyLayer:
 
 class _Product:
     """The same of a plain product on a processor. Its gradient is a matrix as large as the layer, for each chunk of few
-    rows: it is added to the one that is there, to that of earlier micro-batches too, which is never made anew."""
+    rows: it is added to the one that is there, to that of earlier micro-batches too, which is never made anew; that of
+    a large table is in its place from the first (`trainer.tables`)."""
 
     def __init__(self, head: OutputLayer, autocast: torch.dtype | None) -> None:
         self._factor = head.factor
         self._weight_VC: torch.nn.Parameter = head.embeddings.weight
         self._rounded_VC = self._weight_VC.detach().to(autocast or self._weight_VC.dtype)
-        earlier = self._weight_VC.grad
+        earlier = gradient_of(self._weight_VC) if is_added_in_place(self._weight_VC) else self._weight_VC.grad
         self._is_new = earlier is None
         self._sum_VC = torch.zeros_like(self._weight_VC) if earlier is None else earlier
 
