@@ -15,11 +15,12 @@ from transformers import (
     MambaForCausalLM,
 )
 
-from sharpen.engine.embedded.attention import AttentionRule, SlotAttention
+from sharpen.engine.embedded.attention import SlotAttention
 from sharpen.engine.embedded.engine import EmbeddedEngine
 from sharpen.engine.embedded.forward import GenericForward
 from sharpen.engine.embedded.kv import KVLayout, KVPool
 from sharpen.engine.embedded.matmul import choose_float32_matmul
+from sharpen.engine.embedded.products import AttentionRule
 from sharpen.engine.families import end_token_ids, inspect_model
 from sharpen.errors import ModelError
 

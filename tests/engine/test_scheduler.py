@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_engines import make_engine, make_model, prompt_of, request, run_all, scored
+from toy_engines import FAMILIES, make_engine, make_model, prompt_of, request, run_all, scored
 
 from sharpen.contracts import GenerateRequest, Generation
+from sharpen.engine.embedded.batch import shared_prefixes
 from sharpen.engine.embedded.engine import EmbeddedEngine
+from sharpen.engine.embedded.slots import SlotTable
 
 REFERENCE = make_model("qwen3")
 
@@ -38,6 +41,66 @@ def test_a_common_system_prompt_is_computed_once() -> None:
     ]
     assert_right(requests, run_all(engine, requests))
     assert engine.stats.computed_tokens == 100 + sum(20 + task for task in range(6))
+
+
+def test_rows_read_once_what_they_have_in_common_and_compute_the_same() -> None:
+    """Of a cache in blocks: a system prompt, prompts of groups, and second calls that come back to their slots. Break:
+    in `SlotAttention` read common keys from one position later."""
+    cls, config = FAMILIES["qwen3"]()
+    config.head_dim = 128
+    torch.manual_seed(0)
+    model = cls(config).eval()
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    engine, reference = make_engine(model, max_model_len=512), copy.deepcopy(model)
+    system = prompt_of(150, 0)
+    requests = [
+        request(system + prompt_of(110 + task, task + 1), noise=8 * task + n, max_tokens=20)
+        for task in range(2)
+        for n in range(8)
+    ]
+    for call in range(2):
+        generations = run_all(engine, requests)
+        for item, generation in zip(requests, generations, strict=True):
+            expected = scored(reference, item.prompt_ids.tolist(), generation)
+            torch.testing.assert_close(torch.tensor(generation.logprobs), expected, atol=1e-4, rtol=0)
+        requests = [
+            request([*one.prompt_ids.tolist(), *g.ids.tolist(), *prompt_of(5, 50 + n)], noise=n + call, max_tokens=20)
+            for n, (one, g) in enumerate(zip(requests, generations, strict=True))
+        ]
+
+
+@given(
+    ids_ST=st.lists(st.lists(st.sampled_from([0, 0, 0, 1]), min_size=3, max_size=3), min_size=1, max_size=7),
+    kv_len_S=st.lists(st.integers(1, 190), min_size=7, max_size=7),
+    adapter_S=st.lists(st.sampled_from([0, 0, 1]), min_size=7, max_size=7),
+    worth=st.sampled_from([1, 100, 200]),
+)
+def test_what_slots_have_in_common(
+    ids_ST: list[list[int]], kv_len_S: list[int], adapter_S: list[int], worth: int
+) -> None:
+    """Runs of 64 ids. Prefixes of a row follow on each other, are of equal ids of one adapter that have KV, and save
+    what is asked for; no two rows have more in common beyond theirs that would."""
+    count = len(ids_ST)
+    table = SlotTable()
+    table.resize(count, 192)
+    table.ids_ST[:, :192] = np.array(ids_ST).repeat(64, axis=1)
+    table.kv_len_S[:], table.adapter_S[:] = kv_len_S[:count], adapter_S[:count]
+    covered = dict.fromkeys(range(count), 0)
+    for one in shared_prefixes(table, np.arange(count), worth):
+        rows = list(one.rows)
+        assert {covered[row] for row in rows} == {one.first}
+        assert one.end % 64 == 0
+        assert (one.end - one.first) * (len(rows) - 1) >= worth
+        assert len({(adapter_S[row], *table.ids_ST[row, : one.end].tolist()) for row in rows}) == 1
+        assert min(kv_len_S[row] for row in rows) >= one.end
+        covered |= dict.fromkeys(rows, one.end)
+    for row in range(count):
+        for other in range(row):
+            length = min(kv_len_S[row], kv_len_S[other])
+            same_T = table.ids_ST[row, :length] == table.ids_ST[other, :length]
+            common = len(same_T) if same_T.all() else int(same_T.argmin())
+            if adapter_S[row] == adapter_S[other] and covered[row] == covered[other]:
+                assert common // 64 * 64 - covered[row] < max(worth, 64)
 
 
 def test_the_next_call_computes_only_new_tokens() -> None:

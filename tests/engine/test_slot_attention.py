@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from sharpen.engine.embedded.attention import (
-    AttentionRule,
     FixedShapeAttention,
     PromptAttention,
+    SharedPrefix,
     SlotAttention,
     SlotKeys,
     SlotSegment,
     _blocks,
 )
 from sharpen.engine.embedded.kv import KVLayout, KVPool, in_blocks
+from sharpen.engine.embedded.products import AttentionRule
 
 SINKS_H = torch.tensor([0.5, -1.0, 2.0, 0.0])
 
@@ -154,7 +155,7 @@ def test_decoding_rows_see_the_last_keys_of_their_own_slots(
     ],
 )
 def test_rows_attend_over_several_blocks_of_the_cache(rule: AttentionRule, dtype: torch.dtype, width: int) -> None:
-    """One row has come far, its neighbours have not; a last block of 64. Break: leave the first row of `_reach` out; in
+    """One row has come far, its neighbours have not; a last block of 64. Break: leave the first row of `_reads` out; in
     `places` do not subtract the block's first position; let `_gathered` take one block less."""
     pool = filled_pool(832, dtype, width)
     position_N, slot_N = torch.tensor([10, 820, 400, 767]), torch.arange(4)
@@ -165,6 +166,53 @@ def test_rows_attend_over_several_blocks_of_the_cache(rule: AttentionRule, dtype
     for row, position in enumerate(position_N.tolist()):
         keys, values = (one.float() for one in pool.layers[0].of_slot(row, position + 1))
         torch.testing.assert_close(keys[:, :, -1], k[row].float())
+        expected = at_once(q[row : row + 1].float(), SlotKeys(keys_KDT=keys, values_KTE=values), rule)
+        rounding = {"atol": 0.02, "rtol": 0.02} if dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(out[row : row + 1].float(), expected, **rounding)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 128), (torch.bfloat16, 8)])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        AttentionRule(scale=0.3),
+        AttentionRule(scale=0.3, sinks_H=SINKS_H),
+        AttentionRule(scale=0.3, softcap=2.0),
+        AttentionRule(scale=0.3, window=600),
+        AttentionRule(scale=0.3, window=300),
+    ],
+)
+def test_keys_that_rows_have_in_common_are_read_once(rule: AttentionRule, dtype: torch.dtype, width: int) -> None:
+    """All have 192 in common, two of them 640, and row 3 nothing: no slot but the first of a prefix is read there. With
+    a window each row reads its own. Break: do not hide what is in common from a row's own keys; begin the second
+    prefix where the first one began; read it from the second of its rows."""
+    pool = filled_pool(832, dtype, width)
+    pool.copy([(0, 1), (0, 2)], [640, 192])
+    if rule.window is None:
+        for block, slot, at in ((0, 1, slice(256)), (1, 1, slice(256)), (2, 1, slice(128)), (0, 2, slice(192))):
+            kv = pool.layers[0].blocks[block]
+            kv.keys_SKDT[slot, :, :, at] = 1000.0
+            kv.values_SKTE[slot, :, at] = 1000.0
+    position_N, slot_N = torch.tensor([641, 820, 200, 767]), torch.arange(4)
+    attention = SlotAttention(
+        pool,
+        slot_N=slot_N,
+        position_N=position_N,
+        num_decode=4,
+        kv_length=832,
+        segments=[],
+        shared=[SharedPrefix(rows=(0, 1, 2), first=0, end=192), SharedPrefix(rows=(0, 1), first=192, end=640)],
+    )
+    q, k, v = (torch.randn(4, heads, width).to(dtype) for heads in (4, 2, 2))
+    sinks_H = None if rule.sinks_H is None else rule.sinks_H.to(dtype)
+    out = attention.attend(0, q, k, v, replace(rule, sinks_H=sinks_H))
+    for row, position in enumerate(position_N.tolist()):
+        keys, values = (one.float() for one in pool.layers[0].of_slot(row, position + 1))
+        common = (0, 640, 192, 0)[row]
+        if common:
+            first_keys, first_values = (one.float() for one in pool.layers[0].of_slot(0, common))
+            keys = torch.cat([first_keys, keys[:, :, common:]], dim=2)
+            values = torch.cat([first_values, values[:, common:]], dim=1)
         expected = at_once(q[row : row + 1].float(), SlotKeys(keys_KDT=keys, values_KTE=values), rule)
         rounding = {"atol": 0.02, "rtol": 0.02} if dtype == torch.bfloat16 else {}
         torch.testing.assert_close(out[row : row + 1].float(), expected, **rounding)

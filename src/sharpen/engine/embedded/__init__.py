@@ -9,6 +9,7 @@
 - `projections`: its linear layers: fused, with adapters beside
 - `beside`: adapters by name, rows of different ones in one step
 - `attention`: attention of a step over the slots
+- `products`: a layer's attention by plain batched products, and its rule
 - `kv`: the keys and values of all slots, within a budget
 - `mixing`: recurrent and convolution layers over the slots
 - `states`: their states, and copies where other jobs may begin

@@ -10,7 +10,6 @@ D head size, E size of the values, M rows of a fixed-shape chunk.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -20,87 +19,9 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 from sharpen.engine.embedded.kv import LENGTH_BUCKET, KVLayout, KVPool, KVShape, LayerKV
-from sharpen.engine.embedded.matmul import has_exact_products
+from sharpen.engine.embedded.products import AttentionRule, CommonKeys, KeyBlock, products, products_in_blocks
 from sharpen.models.blockwise import ALL, CAUSAL, Scores, Sight, attend, merge, merge_sinks, window_block, window_mask
 from sharpen.models.marks import BothWays
-
-# The attention of a layer by plain batched products, and the rule that it follows.
-#
-# In: queries, keys, values, an additive mask. Out: the attention output.
-#
-# Shape suffixes: H query heads, G query heads of a key head, X batch of the product, D key size, E value size, L keys.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionRule:
-    """The parameters of a layer's attention: scale, sliding window, logit softcap, and the score of each head's sink (a
-    key that every query sees, whose value is zero). A window of `chunks` does not slide: it begins at the last multiple
-    of its length."""
-
-    scale: float
-    window: int | None = None
-    chunks: bool = False
-    softcap: float | None = None
-    sinks_H: torch.Tensor | None = None
-
-
-def products(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    rule: AttentionRule,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Batched attention: queries [X, G, D], keys [X, D, L], values [X, L, E], additive mask broadcast to [X, G, L], and
-    the sinks' scores [X, G, 1] if the rule has some.
-
-    On a GPU that supports it, scores stay in fp32 even in half precision, as in the trainer's kernels.
-    """
-    return torch.bmm(_weights(_scores(q, keys, mask, rule), sinks, q.dtype), values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyBlock:
-    """Keys [Y, D, L] and values [Y, L, E] of entries `span` of a batched product, Y of its X. The rest sees none."""
-
-    span: slice
-    keys: torch.Tensor
-    values: torch.Tensor
-
-
-def products_in_blocks(
-    q: torch.Tensor, blocks: Sequence[KeyBlock], mask: torch.Tensor, rule: AttentionRule, sinks: torch.Tensor | None
-) -> torch.Tensor:
-    """As `products`, where keys and values come in blocks: masks [X, 1, L] for all of them, one after the other."""
-    ends = list(itertools.accumulate(block.keys.shape[2] for block in blocks))
-    at = [slice(end - block.keys.shape[2], end) for end, block in zip(ends, blocks, strict=True)]
-    scores = q.new_full((*q.shape[:2], ends[-1]), -torch.inf)
-    for block, keys_at in zip(blocks, at, strict=True):
-        scores[block.span, :, keys_at] = _scores(q[block.span], block.keys, mask[block.span, :, keys_at], rule)
-    weights = _weights(scores, sinks, q.dtype)
-    out = q.new_zeros(*q.shape[:2], blocks[0].values.shape[2], dtype=torch.float32)
-    for block, keys_at in zip(blocks, at, strict=True):
-        out[block.span] += torch.bmm(weights[block.span, :, keys_at], block.values)
-    return out.to(q.dtype)
-
-
-def _scores(q: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
-    exact = q.is_cuda and has_exact_products(q.device, q.dtype)
-    if rule.softcap is not None:
-        scores = torch.bmm(q, keys, out_dtype=torch.float32) if exact else torch.bmm(q, keys)
-        return scores.mul_(rule.scale / rule.softcap).tanh_() * rule.softcap + mask
-    if exact:
-        return torch.add(mask, torch.bmm(q, keys, out_dtype=torch.float32), alpha=rule.scale)
-    return torch.baddbmm(mask, q, keys, alpha=rule.scale)
-
-
-def _weights(scores: torch.Tensor, sinks: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    if sinks is None:
-        return torch.softmax(scores, dim=-1).to(dtype)
-    with_sink = torch.cat([scores, sinks.to(scores.dtype)], dim=-1)
-    return torch.softmax(with_sink, dim=-1)[..., :-1].to(dtype)
-
 
 # Attention of a segment of a prompt over the keys of its slot, in blocks.
 #
@@ -288,6 +209,16 @@ class SlotSegment:
     blocks: tuple[tuple[int, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPrefix:
+    """Decode rows `rows` (slots, by number) that have the same keys at positions `first` .. `end` - 1. Those of one row
+    are next to each other: they begin at 0, or where others of its end."""
+
+    rows: tuple[int, ...]
+    first: int
+    end: int
+
+
 class StepAttention(Protocol):
     """One step's attention: called once per layer, in order."""
 
@@ -355,9 +286,11 @@ class SlotAttention:
         num_decode: int,
         kv_length: int,
         segments: Sequence[SlotSegment],
+        shared: Sequence[SharedPrefix] = (),
         both_ways: BothWays = "",
     ) -> None:
-        """`both_ways`: in which layers the segments' blocks attend both ways."""
+        """`shared`: keys of decode rows that may be read once for several. `both_ways`: in which layers the segments'
+        blocks attend both ways."""
         self._pool = pool
         self._both_ways = both_ways
         self._places = pool.places(slot_N, position_N)
@@ -365,8 +298,10 @@ class SlotAttention:
         self._num_decode = num_decode
         self._kv_length = pool.readable(kv_length)
         self._segments = segments
-        self._reach: list[slice] = []
-        """Of each block that is read, the decode rows that it is read for."""
+        self._shared = [(one, torch.tensor(one.rows, device=position_N.device)) for one in shared]
+        self._reads: dict[bool, list[_Read]] = {}
+        """What the decode rows read of their slots, without or with common keys beside."""
+        self._copies: dict[tuple[str, int, torch.Size], torch.Tensor] = {}
         self._decode_masks: dict[tuple[int | None, bool, int], torch.Tensor] = {}
         self._prompts = PromptAttention()
 
@@ -396,19 +331,45 @@ class SlotAttention:
     def _decode(self, kv: LayerKV, q_BHD: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
         if rule.window is not None and self._kv_length > 2 * rule.window:
             return self._decode_window(kv, q_BHD, rule, rule.window)
-        return _attend_rows(q_BHD, self._seen(kv), self._decode_mask(rule, kv, q_BHD.dtype), rule)
+        common = [] if rule.window is not None else list(self._common(kv))
+        reads = self._own(kv, beside=bool(common))
+        mask = self._decode_mask(rule, kv, reads, q_BHD.dtype)
+        return _attend_rows(q_BHD, self._seen(kv, reads), mask, rule, common)
 
-    def _seen(self, kv: LayerKV) -> Iterator[KeyBlock]:
-        """Yield the keys and values of the decode rows, of each block for those rows that have come so far."""
-        parts = list(kv.parts(0, self._kv_length))
-        if not self._reach:
-            self._reach = _reach(self._position_N[: self._num_decode], kv.block_length, len(parts))
-        for rows, (block, at) in zip(self._reach, parts, strict=True):
-            yield KeyBlock(
-                span=slice(rows.start * kv.num_heads, rows.stop * kv.num_heads),
-                keys=block.keys_SKDT[rows, :, :, at].flatten(0, 1),
-                values=block.values_SKTE[rows, :, at].flatten(0, 1),
-            )
+    def _seen(self, kv: LayerKV, reads: Sequence[_Read]) -> Iterator[KeyBlock]:
+        """Yield the keys and values that are read. The later part of a block is copied in rows, much faster than a
+        product copies it."""
+        for one in reads:
+            ((block, at),) = kv.parts(one.first, one.end)
+            keys, values = block.keys_SKDT[one.rows, :, :, at], block.values_SKTE[one.rows, :, at]
+            if at.start:
+                keys, values = self._copied("keys", one, keys.mT).mT, self._copied("values", one, values)
+            span = slice(one.rows.start * kv.num_heads, one.rows.stop * kv.num_heads)
+            yield KeyBlock(span=span, keys=keys.flatten(0, 1), values=values.flatten(0, 1))
+
+    def _copied(self, kind: str, of: _Read, part: torch.Tensor) -> torch.Tensor:
+        """Copy a part into memory that all layers use: the pages of fresh memory take longer than the copy."""
+        key = kind, of.first, part.shape
+        if key not in self._copies:
+            self._copies[key] = torch.empty(part.shape, dtype=part.dtype, device=part.device)
+        return self._copies[key].copy_(part)
+
+    def _common(self, kv: LayerKV) -> Iterator[CommonKeys]:
+        for one, row_M in self._shared:
+            keys, values = kv.of_slot(one.rows[0], one.end, first=one.first)
+            yield CommonKeys(row_M=row_M, first=one.first, keys=keys, values=values)
+
+    def _own(self, kv: LayerKV, *, beside: bool) -> list[_Read]:
+        """Return what is read of the decode rows' own slots: all that they have come to, `beside` common keys the
+        rest."""
+        if beside not in self._reads:
+            position_B = self._position_N[: self._num_decode]
+            first_B = torch.zeros_like(position_B) if beside else None
+            if first_B is not None:
+                for one, row_M in self._shared:
+                    first_B[row_M] = first_B[row_M].clamp_min(one.end)
+            self._reads[beside] = list(_reads(kv, position_B, first_B, self._kv_length))
+        return self._reads[beside]
 
     def _decode_window(self, kv: LayerKV, q_BHD: torch.Tensor, rule: AttentionRule, window: int) -> torch.Tensor:
         """Gather each row's last `window` keys, so that the cost does not grow with the length."""
@@ -430,11 +391,15 @@ class SlotAttention:
             self._decode_masks[(window, rule.chunks, kv.num_heads)] = mask
         return _attend_rows(q_BHD, [_all_rows(keys, values)], mask, rule)
 
-    def _decode_mask(self, rule: AttentionRule, kv: LayerKV, dtype: torch.dtype) -> torch.Tensor:
+    def _decode_mask(
+        self, rule: AttentionRule, kv: LayerKV, reads: Sequence[_Read], dtype: torch.dtype
+    ) -> torch.Tensor:
         mask = self._decode_masks.get((rule.window, rule.chunks, kv.num_heads))
         if mask is None:
-            key_at = torch.arange(self._kv_length, device=self._position_N.device)
+            key_at = torch.cat([torch.arange(one.first, one.end, device=self._position_N.device) for one in reads])
             hidden = _hidden(self._position_N[: self._num_decode, None], key_at, rule)
+            for one, row_M in self._shared if rule.window is None else ():
+                hidden[row_M] |= key_at < one.end
             mask = self._decode_masks[(rule.window, rule.chunks, kv.num_heads)] = _row_mask(hidden, kv, dtype)
         return mask
 
@@ -444,14 +409,34 @@ def _row_mask(hidden_BL: torch.Tensor, kv: LayerKV, dtype: torch.dtype) -> torch
     return _additive_mask(hidden_BL, dtype).repeat_interleave(kv.num_heads, dim=0).unsqueeze(1)
 
 
-def _reach(position_B: torch.Tensor, block_length: int, count: int) -> list[slice]:
-    """Return for each of `count` blocks the rows from the first to the last that have come to it: all for the first
-    block."""
-    reach = [slice(0, len(position_B))]
-    for number in range(1, count):
-        row_M = (position_B >= number * block_length).nonzero()
-        reach.append(slice(int(row_M[0]), int(row_M[-1]) + 1) if len(row_M) else slice(0, 0))
-    return reach
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """Positions `first` .. `end` - 1 of a block, read of slots `rows`."""
+
+    rows: slice
+    first: int
+    end: int
+
+
+def _reads(kv: LayerKV, position_B: torch.Tensor, first_B: torch.Tensor | None, kv_length: int) -> Iterator[_Read]:
+    """Yield what is read of each block: of the rows from the first to the last that have come to it and read some of
+    it, from the first position that one of them reads (`first_B`; None: all read all) if that is not in its first half:
+    a part is copied, at a time that less saves. The first block alone is read without a look at the positions, which
+    would wait for a GPU."""
+    for number, (block, at) in enumerate(kv.parts(0, kv_length)):
+        start = number * kv.block_length
+        rows, first = slice(0, len(position_B)), start
+        if number or first_B is not None:
+            reads_B = position_B >= start
+            if first_B is not None:
+                reads_B &= first_B < start + block.length
+            row_M = reads_B.nonzero()
+            if not len(row_M):
+                continue
+            rows = slice(int(row_M[0]), int(row_M[-1]) + 1)
+            earliest = start if first_B is None else int(first_B[reads_B].min())
+            first = earliest if earliest - start >= block.length // 2 else start
+        yield _Read(rows=rows, first=first, end=start + at.stop)
 
 
 def _all_rows(keys_BKDL: torch.Tensor, values_BKLE: torch.Tensor) -> KeyBlock:
@@ -475,15 +460,20 @@ def _gathered(kv: LayerKV, number_B: torch.Tensor, count: int) -> tuple[torch.Te
 
 
 def _attend_rows(
-    q_BHD: torch.Tensor, blocks: Iterable[KeyBlock], mask: torch.Tensor, rule: AttentionRule
+    q_BHD: torch.Tensor,
+    blocks: Iterable[KeyBlock],
+    mask: torch.Tensor,
+    rule: AttentionRule,
+    common: Sequence[CommonKeys] = (),
 ) -> torch.Tensor:
-    """Attend with one query per row: keys and values of B * K entries, additive mask [B * K, 1, L]."""
+    """Attend with one query per row: keys and values of B * K entries, additive mask [B * K, 1, L], and what rows have
+    in `common`."""
     num_rows, _, head_dim = q_BHD.shape
     q = q_BHD.reshape(len(mask), -1, head_dim)
     sinks = None if rule.sinks_H is None else rule.sinks_H.repeat(num_rows).view(q.shape[0], -1, 1)
     first, *others = blocks
-    if others:
-        return products_in_blocks(q, (first, *others), mask, rule, sinks).view(num_rows, -1)
+    if others or common:
+        return products_in_blocks(q, (first, *others), common, mask, rule, sinks).view(num_rows, -1)
     return products(q, first.keys, first.values, mask, rule, sinks).view(num_rows, -1)
 
 

@@ -9,12 +9,13 @@ Array shape suffixes: N rows, R rows that are sampled from.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from sharpen.engine.embedded.attention import SlotSegment
+from sharpen.engine.embedded.attention import SharedPrefix, SlotSegment
 from sharpen.engine.embedded.kv import LENGTH_BUCKET, bucketed
 from sharpen.engine.embedded.slots import Indices, SlotTable
 
@@ -40,7 +41,8 @@ class StepBatch:
 
     Tokens are sampled from `rows_R`, for the slots `slots_R`. `computed` holds (slot, number of positions with KV
     afterwards). Of the first `num_decode` rows those of the slots `decoding` are real. In the fixed layout there are no
-    decode rows or segments, and each row is computed separately. `scored` are the rows of prompts that are scored.
+    decode rows or segments, and each row is computed separately. `scored` are the rows of prompts that are scored,
+    `shared` what decode rows have in common.
     """
 
     token_N: Indices
@@ -55,6 +57,7 @@ class StepBatch:
     slots_R: Indices
     computed: tuple[tuple[int, int], ...]
     scored: tuple[Scored, ...] = ()
+    shared: tuple[SharedPrefix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +135,9 @@ def padded_rows(count: int) -> int:
     return -(-count // bucket) * bucket
 
 
-def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
-    """Lay the work out in the fast layout. `scratch` is the slot of padding rows."""
+def lay_out(table: SlotTable, work: StepWork, scratch: int, worth_sharing: int | None = None) -> StepBatch:
+    """Lay the work out in the fast layout. `scratch` is the slot of padding rows; `worth_sharing` as in
+    `shared_prefixes` (None: nothing is)."""
     decoding = work.decoding
     num_decode = min(padded_rows(int(decoding[-1]) + 1), table.num_slots) if len(decoding) else 0
     num_rows = padded_rows(num_decode + sum(end - start for _, start, end in work.spans))
@@ -178,7 +182,33 @@ def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
         slots_R=np.concatenate([decoding, np.array(end_slots, np.int64)]),
         computed=_computed(table, work),
         scored=scored,
+        shared=() if worth_sharing is None else tuple(shared_prefixes(table, decoding, worth_sharing)),
     )
+
+
+def shared_prefixes(table: SlotTable, decoding: Indices, worth: int) -> Iterator[SharedPrefix]:
+    """Yield what decoding slots have in common: ids from the first on, and the adapter that computes them. A prefix is
+    there if that saves reading `worth` positions of other slots; it ends at a multiple of `LENGTH_BUCKET`. What fewer
+    slots have in common follows on it."""
+    left = [(decoding[table.adapter_S[decoding] == adapter], 0, 0) for adapter in np.unique(table.adapter_S[decoding])]
+    while left:
+        slot_M, known, first = left.pop()
+        have_M = table.kv_len_S[slot_M]
+        if len(slot_M) < 2 or (int(have_M.max()) - first) * (len(slot_M) - 1) < worth:
+            continue
+        shortest = int(have_M.min())
+        ids_MT = table.ids_ST[slot_M, known:shortest]
+        differs_T = (ids_MT != ids_MT[0]).any(axis=0)
+        parts = known + int(differs_T.argmax()) if differs_T.any() else shortest
+        end = parts // LENGTH_BUCKET * LENGTH_BUCKET
+        if end > first and (end - first) * (len(slot_M) - 1) >= worth:
+            yield SharedPrefix(rows=tuple(slot_M.tolist()), first=first, end=end)
+            first = end
+        if parts == shortest:
+            left.append((slot_M[have_M > shortest], parts, first))
+        else:
+            id_M = table.ids_ST[slot_M, parts]
+            left += [(slot_M[id_M == token], parts, first) for token in np.unique(id_M)]
 
 
 def _computed(table: SlotTable, work: StepWork) -> tuple[tuple[int, int], ...]:

@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sharpen.engine.embedded.attention import AttentionRule, LayoutProbe, StepAttention
+from sharpen.engine.embedded.attention import LayoutProbe, StepAttention
 from sharpen.engine.embedded.kv import KVLayout
 from sharpen.engine.embedded.matmul import COLUMN_ROWS, are_columns_faster, has_exact_products
+from sharpen.engine.embedded.products import AttentionRule
 from sharpen.engine.embedded.projections import Projection, own, stack
 from sharpen.engine.families import ModelShape
 from sharpen.models.modules import decoder_of

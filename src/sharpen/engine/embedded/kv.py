@@ -31,6 +31,10 @@ BLOCK_LENGTH = 4 * LENGTH_BUCKET
 _LARGE_POSITION = 2048
 """Bytes of a position in a layer, on average, from which blocks cost less than they save."""
 
+_WORTH_SHARING = 8 << 20
+"""Bytes of a layer that it is worth not to read, since one more product takes time too: those of 300 positions for
+eight rows of 0.6B's shape."""
+
 _FIRST_SLOTS = 32
 
 
@@ -95,12 +99,12 @@ class LayerKV:
             block = self.blocks[number]
             yield block, slice(max(0, first - start), min(block.length, end - start))
 
-    def of_slot(self, slot: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys [K, D, T] and values [K, T, E] of positions 0 .. end - 1: a view of a single block, a copy of
-        several, with keys in rows."""
+    def of_slot(self, slot: int, end: int, *, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys [K, D, T] and values [K, T, E] of positions first .. end - 1: a view of a single block, a
+        copy of several, with keys in rows."""
+        parts = self.parts(first, end)
         keys, values = zip(
-            *((block.keys_SKDT[slot, :, :, at], block.values_SKTE[slot, :, at]) for block, at in self.parts(0, end)),
-            strict=True,
+            *((block.keys_SKDT[slot, :, :, at], block.values_SKTE[slot, :, at]) for block, at in parts), strict=True
         )
         if len(keys) == 1:
             return keys[0], values[0]
@@ -267,6 +271,16 @@ class KVPool:
             keys, values = memory[: counts[0]], memory[counts[0] :]
             keys_SKDT = keys.view(row_shape).mT if self._in_blocks else keys.view(key_shape)
             yield layer, KVBlock(keys_SKDT=keys_SKDT, values_SKTE=values.view(value_shape))
+
+    @property
+    def worth_sharing(self) -> int | None:
+        """The positions of other slots from which on it is worth not to read them, since a step has the same keys
+        elsewhere; None where the cache is not in blocks: small, or a GPU's."""
+        if not self._in_blocks:
+            return None
+        return -(
+            -_WORTH_SHARING * len(self._layout.shapes) // (self._layout.elements_per_position * self._dtype.itemsize)
+        )
 
     def readable(self, length: int) -> int:
         """Return the positions to read for so many: all of a block in half precision, unless little of it is wanted,

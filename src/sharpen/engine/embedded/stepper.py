@@ -135,7 +135,7 @@ class Stepper:
         if self._deterministic:
             batches = lay_out_fixed(table, work, scratch)
         else:
-            batches = [lay_out(table, work, scratch)]
+            batches = [lay_out(table, work, scratch, scheduler.pool.worth_sharing)]
         self.steps += 1
         self.computed_tokens += sum(end - start for _, start, end in work.spans)
         sampled = [(batch, self._run(batch)) for batch in batches]
@@ -165,6 +165,7 @@ class Stepper:
                 num_decode=batch.num_decode,
                 kv_length=batch.kv_length,
                 segments=batch.segments,
+                shared=batch.shared,
                 both_ways=self._pictures.both_ways if self._pictures is not None else "",
             )
             wanted = np.concatenate([batch.rows_R, *(scored.row_X for scored in batch.scored)])
