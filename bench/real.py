@@ -3,14 +3,14 @@
 In: nothing (models of Qwen3's shape with random weights are made here). Out: a table and `bench/out/real.json`. A model
 of 100M parameters (vocabulary 16,384) and one of 0.6B (Qwen3-0.6B's shape, vocabulary 151,936) do four works:
 
-- decode: 32 requests whose prompt of 200 tokens is cached sample 12 tokens each;
+- decode: 32 requests whose prompt of 200 tokens, the same for all, is cached sample 12 tokens each;
 - decode long: the same behind 640 tokens, as in the later turns of an agent;
 - prefill: 2 prompts of 256 tokens, one token sampled each;
 - training: one update of adapters (rank 16) by 8 answers of 112 tokens to a prompt of 128, with gradient checkpointing.
 
 The limit is measured in the same run: the products of a step with all weights, by the fastest of three ways (rows
 first, weight first, and, where the processor has products of bfloat16, weight packed beforehand by oneDNN), and the
-keys and values that decoding reads, at the bandwidth of a sum over memory. Beside the engine as it is, it runs with
+keys and values that decoding reads (those of the prompt once), at the bandwidth of a sum over memory. Beside the engine as it is, it runs with
 settings of before: all products rows first, and (of adapters beside shared weights) the model's own modules. These take
 turns; medians are compared, and shares of the limit are reported, with what the seconds of decoding are spent on.
 vLLM's build for CPUs does the same works if `.venv-vllm` is there (`make .venv-vllm/installed`), in its own process,
@@ -236,7 +236,7 @@ def limits(model: Any, repeats: int) -> Speeds:
     per_position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
     bytes_a_second, products = bandwidth(repeats), products_seconds(model, ROWS, ROWS, repeats)
     decode, long = (
-        ROWS / (products + ROWS * (length + NEW / 2) * per_position / bytes_a_second) for length in (CACHED, LONG)
+        ROWS / (products + (length + ROWS * NEW / 2) * per_position / bytes_a_second) for length in (CACHED, LONG)
     )
     return decode, long, PROMPTS * PROMPT / products_seconds(model, PROMPTS * PROMPT, PROMPTS, max(1, repeats // 2))
 
