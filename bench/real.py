@@ -10,9 +10,10 @@ of 100M parameters (vocabulary 16,384) and one of 0.6B (Qwen3-0.6B's shape, voca
 
 The limit is measured in the same run: the products of a step with all weights, by the fastest of three ways (rows
 first, weight first, and, where the processor has products of bfloat16, weight packed beforehand by oneDNN), and the
-keys and values that decoding reads (those of the prompt once), at the bandwidth of a sum over memory. Beside the engine as it is, it runs with
-settings of before: all products rows first, and (of adapters beside shared weights) the model's own modules. These take
-turns; medians are compared, and shares of the limit are reported, with what the seconds of decoding are spent on.
+keys and values that decoding reads (those of the prompt once), at the bandwidth of a sum over memory. Beside the engine
+as it is, it runs with settings of before: all products rows first, and (of adapters beside shared weights) the model's
+own modules. These take turns; medians are compared, and shares of the limit are reported, with what the seconds of
+decoding are spent on.
 vLLM's build for CPUs does the same works if `.venv-vllm` is there (`make .venv-vllm/installed`), in its own process,
 afterwards. Training's limit is the products of two forward passes and one backward pass to the inputs (the output
 layer: one and one). TRL trains the same answers if `.venv-trl` is there (`make .venv-trl/installed`), by its

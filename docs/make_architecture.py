@@ -262,7 +262,12 @@ def page(old: str) -> str:
     _, end, after = rest.partition(END)
     if not mark or not end:
         raise ValueError(f"{PAGE} has no part between {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n{table()}\n{counts()}\n{kinds()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{_generated()}\n{END}{after}"
+
+
+@functools.cache
+def _generated() -> str:
+    return f"{table()}\n{counts()}\n{kinds()}"
 
 
 def is_current(text: str) -> bool:

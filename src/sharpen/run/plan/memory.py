@@ -164,6 +164,7 @@ PROCESS_BYTES = 540 * 2**20
 """Python with its libraries, measured on Linux. On a GPU: CUDA's context and libraries, assumed."""
 KV_CACHE = "KV cache"
 FILE = "the model's file, mapped"
+COMPARED = "weights in 4 bits, to compare"
 GAPS = "gaps between allocations"
 SLACK: dict[str, tuple[float, float]] = {"cpu": (0.0, 0.45), "cuda": (0.05, 0.05)}
 """Share of memory that the allocator loses to gaps: (in long-lived memory, in temporary memory). The system's allocator
@@ -259,6 +260,7 @@ def _gaps(case: Case, items: Sequence[Item]) -> Iterator[Item]:
     for when in _WHEN:
         # from the system, and given back to it
         mapped = (KV_CACHE, FILE, *(("policy: gradients",) if _in_block(case) else ())) if case.on_cpu else ()
+        mapped = (*mapped, COMPARED)  # no gaps: nothing of it goes before all does
         held = sum(item.num_bytes for item in items if item.when == when and not item.role.endswith(mapped))
         yield Item(role=GAPS, num_bytes=int((lasting if when == "always" else temporary) * held), when=when)
 
@@ -359,13 +361,15 @@ def _comparing(case: Case) -> Iterator[Item]:
     compared = 0 if config.trainer.lora is not None else sizes.parameters
     in_4_bits = case.num_in_base if config.trainer.lora is not None and config.trainer.lora.base == "nf4" else 0
     rounded = case.trains_in_bfloat16
-    num_bytes = probe_bytes(sizes.held, block, compared, rounded=rounded, in_4_bits=in_4_bits)
+    num_bytes = probe_bytes(sizes.held, block, compared, rounded=rounded)
+    kept = probe_bytes(sizes.held, block, compared, rounded=rounded, in_4_bits=in_4_bits) - num_bytes
     if critics:
         num_bytes += probe_bytes(0, 0, sizes.parameters, rounded=rounded)
     for teacher in case.models.teachers.values():
         layer = (teacher.parameters - teacher.tables) // teacher.num_layers
         num_bytes += probe_bytes(teacher.held, layer, 0, rounded=rounded)
     yield Item(role="comparing gradients", num_bytes=num_bytes, when="comparing")
+    yield Item(role=COMPARED, num_bytes=kept, when="comparing")
 
 
 def _gathered(case: Case) -> Iterator[Item]:
