@@ -296,7 +296,7 @@ class SlotAttention:
         self._places = pool.places(slot_N, position_N)
         self._position_N = position_N
         self._num_decode = num_decode
-        self._kv_length = pool.readable(kv_length)
+        self._wanted, self._kv_length = kv_length, pool.readable(kv_length)
         self._segments = segments
         self._shared = [(one, torch.tensor(one.rows, device=position_N.device)) for one in shared]
         self._reads: dict[bool, list[_Read]] = {}
@@ -368,7 +368,7 @@ class SlotAttention:
             if first_B is not None:
                 for one, row_M in self._shared:
                     first_B[row_M] = first_B[row_M].clamp_min(one.end)
-            self._reads[beside] = list(_reads(kv, position_B, first_B, self._kv_length))
+            self._reads[beside] = list(_reads(kv, position_B, first_B, self._kv_length, self._wanted))
         return self._reads[beside]
 
     def _decode_window(self, kv: LayerKV, q_BHD: torch.Tensor, rule: AttentionRule, window: int) -> torch.Tensor:
@@ -418,11 +418,13 @@ class _Read:
     end: int
 
 
-def _reads(kv: LayerKV, position_B: torch.Tensor, first_B: torch.Tensor | None, kv_length: int) -> Iterator[_Read]:
+def _reads(
+    kv: LayerKV, position_B: torch.Tensor, first_B: torch.Tensor | None, kv_length: int, wanted: int
+) -> Iterator[_Read]:
     """Yield what is read of each block: of the rows from the first to the last that have come to it and read some of
     it, from the first position that one of them reads (`first_B`; None: all read all) if that is not in its first half:
-    a part is copied, at a time that less saves. The first block alone is read without a look at the positions, which
-    would wait for a GPU."""
+    a part is copied, at a time that less saves, and ends with the positions that are `wanted`. The first block alone is
+    read without a look at the positions, which would wait for a GPU."""
     for number, (block, at) in enumerate(kv.parts(0, kv_length)):
         start = number * kv.block_length
         rows, first = slice(0, len(position_B)), start
@@ -436,7 +438,7 @@ def _reads(kv: LayerKV, position_B: torch.Tensor, first_B: torch.Tensor | None, 
             rows = slice(int(row_M[0]), int(row_M[-1]) + 1)
             earliest = start if first_B is None else int(first_B[reads_B].min())
             first = earliest if earliest - start >= block.length // 2 else start
-        yield _Read(rows=rows, first=first, end=start + at.stop)
+        yield _Read(rows=rows, first=first, end=start + at.stop if first == start else min(start + at.stop, wanted))
 
 
 def _all_rows(keys_BKDL: torch.Tensor, values_BKLE: torch.Tensor) -> KeyBlock:
