@@ -21,6 +21,8 @@ from sharpen.engine.embedded.kv import KVLayout, KVPool, in_blocks
 from sharpen.engine.embedded.products import AttentionRule
 
 SINKS_H = torch.tensor([0.5, -1.0, 2.0, 0.0])
+FULL = [AttentionRule(scale=0.3), AttentionRule(scale=0.3, sinks_H=SINKS_H), AttentionRule(scale=0.3, softcap=2.0)]
+IN_BLOCKS = pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 128), (torch.bfloat16, 8)])
 
 
 def at_once(q_NHD: torch.Tensor, kv: SlotKeys, rule: AttentionRule) -> torch.Tensor:
@@ -143,16 +145,9 @@ def test_decoding_rows_see_the_last_keys_of_their_own_slots(
         torch.testing.assert_close(out[row : row + 1], at_once(q[row : row + 1], seen, rule))
 
 
-@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 128), (torch.bfloat16, 8)])
+@IN_BLOCKS
 @pytest.mark.parametrize(
-    "rule",
-    [
-        AttentionRule(scale=0.3),
-        AttentionRule(scale=0.3, sinks_H=SINKS_H),
-        AttentionRule(scale=0.3, softcap=2.0),
-        AttentionRule(scale=0.3, window=300),
-        AttentionRule(scale=0.3, window=300, chunks=True),
-    ],
+    "rule", [*FULL, AttentionRule(scale=0.3, window=300), AttentionRule(scale=0.3, window=300, chunks=True)]
 )
 def test_rows_attend_over_several_blocks_of_the_cache(rule: AttentionRule, dtype: torch.dtype, width: int) -> None:
     """One row has come far, its neighbours have not; a last block of 64. Break: leave the first row of `_reads` out; in
@@ -171,17 +166,8 @@ def test_rows_attend_over_several_blocks_of_the_cache(rule: AttentionRule, dtype
         torch.testing.assert_close(out[row : row + 1].float(), expected, **rounding)
 
 
-@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 128), (torch.bfloat16, 8)])
-@pytest.mark.parametrize(
-    "rule",
-    [
-        AttentionRule(scale=0.3),
-        AttentionRule(scale=0.3, sinks_H=SINKS_H),
-        AttentionRule(scale=0.3, softcap=2.0),
-        AttentionRule(scale=0.3, window=600),
-        AttentionRule(scale=0.3, window=300),
-    ],
-)
+@IN_BLOCKS
+@pytest.mark.parametrize("rule", [*FULL, AttentionRule(scale=0.3, window=600), AttentionRule(scale=0.3, window=300)])
 def test_keys_that_rows_have_in_common_are_read_once(rule: AttentionRule, dtype: torch.dtype, width: int) -> None:
     """All have 192 in common, two of them 640, and row 3 nothing: no slot but the first of a prefix is read there. With
     a window each row reads its own. Break: do not hide what is in common from a row's own keys; begin the second

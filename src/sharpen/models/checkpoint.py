@@ -22,13 +22,13 @@ from sharpen.models.modules import has_towers, text_prefixes, trained_parameters
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _CONFIG = "config.json"
-PART_BYTES = 10**9
+SHARD_BYTES = 10**9
 """The most bytes that are held while a model is written, and those of a file; but a layer is never divided."""
 _LAYER = re.compile(r"(.*?\.\d+)\.")
 
 
 def in_parts(
-    module: Any, tensors: Iterable[tuple[str, torch.Tensor]], most: int = PART_BYTES
+    module: Any, tensors: Iterable[tuple[str, torch.Tensor]], most: int = SHARD_BYTES
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Cut a model's tensors into the parts in which `write_checkpoint` takes them, each made when it is asked for: of
     at most so many bytes, but of whole layers, since transformers stores the experts of one in another way; or one of
@@ -154,7 +154,7 @@ def _copies(directory: Path, others: Mapping[str, Path]) -> dict[Path, list[str]
     for name in sorted(others):
         with safe_open(others[name], framework="pt") as file:
             group[name] = file.get_tensor(name)
-        if name == max(others) or sum(tensor.nbytes for tensor in group.values()) >= PART_BYTES:
+        if name == max(others) or sum(tensor.nbytes for tensor in group.values()) >= SHARD_BYTES:
             added = directory / f"copied-{len(names)}.safetensors"
             save_file(group, added, metadata={"format": "pt"})
             names[added] = [*group]

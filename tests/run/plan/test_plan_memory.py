@@ -169,14 +169,20 @@ def test_comparing_gradients_takes_the_model_once_more_or_some_blocks(folder: Pa
 
 
 def test_comparing_holds_the_4_bits_of_a_large_model(tmp_path: Path) -> None:
-    """Red when the plan does not say which weights they are. A model of 150M, which is read block by block."""
+    """Red when the plan does not say which weights they are, or counts gaps between them. A model of 150M, which is
+    read block by block."""
     folder = write_config(tmp_path, model_config(hidden_size=1024, vocab_size=131_072))
     linear = 3 * (2 * 1024 * 64 + 2 * 1024 * 32 + 3 * 1024 * 160)
-    own, in_4_bits = (
-        items(planned(folder, {"trainer.lora": {"rank": 4, "base": base}}, CPU)) for base in ("shared", "nf4")
-    )
+    plans = [planned(folder, {"trainer.lora": {"rank": 4, "base": base}}, CPU) for base in ("shared", "nf4")]
+    own, in_4_bits = (items(plan) for plan in plans)
     assert in_4_bits["comparing gradients"] == own["comparing gradients"]
     assert in_4_bits["weights in 4 bits, to compare"] == linear // 2 + linear // 16
+    gaps = [
+        [item.num_bytes for item in plan.places[0].items if item.role == GAPS and item.when == "comparing"]
+        for plan in plans
+    ]
+    assert len(gaps[0]) == 1
+    assert gaps[0] == gaps[1]
 
 
 def test_what_is_offloaded_lies_on_the_host(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 In: per layer, the step's queries, keys and values (rotary applied). Out: attention output per row. The rows of a step
 are the decode rows (row r belongs to slot r, so that keys and values are read in place as contiguous slices, not
-gathered), then segments of prompts, then padding.
+gathered; what several have in common is read of one of them), then segments of prompts, then padding.
 
 Shape suffixes: N rows of the step, B decode rows, L bucketed KV length, H query heads, K key-value heads, G = H / K,
 D head size, E size of the values, M rows of a fixed-shape chunk.

@@ -135,7 +135,7 @@ def padded_rows(count: int) -> int:
     return -(-count // bucket) * bucket
 
 
-def lay_out(table: SlotTable, work: StepWork, scratch: int, worth_sharing: int | None = None) -> StepBatch:
+def lay_out(table: SlotTable, work: StepWork, scratch: int, worth_sharing: int | None) -> StepBatch:
     """Lay the work out in the fast layout. `scratch` is the slot of padding rows; `worth_sharing` as in
     `shared_prefixes` (None: nothing is)."""
     decoding = work.decoding

@@ -41,7 +41,7 @@ from sharpen.learning.trainer.sharding import one_pass, shard
 from sharpen.learning.trainer.tables import look_up_in_place
 from sharpen.learning.trainer.varlen import Varlen
 from sharpen.models.balance import Balance
-from sharpen.models.checkpoint import PART_BYTES, in_parts, stored_types, write_checkpoint
+from sharpen.models.checkpoint import SHARD_BYTES, in_parts, stored_types, write_checkpoint
 from sharpen.models.configuration import read_config
 from sharpen.models.experts import experts_of, round_experts
 from sharpen.models.frozen import Served, is_plain, load_frozen
@@ -213,7 +213,7 @@ class TrainedModel:
         """Turn the module's tensors by name into those of the plain model, one at a time: here they are the same."""
         return iter(named)
 
-    def checkpoint_parts(self, most: int = PART_BYTES) -> Iterator[dict[str, torch.Tensor]]:
+    def checkpoint_parts(self, most: int = SHARD_BYTES) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the tensors for `write` by name, some at a time (`models.checkpoint.in_parts`); they may be sharded."""
         return in_parts(self.module, self.merge_adapters(self.module.state_dict(keep_vars=True).items()), most)
 

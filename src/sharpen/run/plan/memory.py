@@ -259,8 +259,8 @@ def _gaps(case: Case, items: Sequence[Item]) -> Iterator[Item]:
     for when in _WHEN:
         # from the system, and given back to it
         mapped = (KV_CACHE, FILE, *(("policy: gradients",) if _in_block(case) else ())) if case.on_cpu else ()
-        mapped = (*mapped, COMPARED)  # no gaps: nothing of it goes before all does
-        held = sum(item.num_bytes for item in items if item.when == when and not item.role.endswith(mapped))
+        whole = (*mapped, COMPARED)  # of the last nothing goes before all does
+        held = sum(item.num_bytes for item in items if item.when == when and not item.role.endswith(whole))
         yield Item(role=GAPS, num_bytes=int((lasting if when == "always" else temporary) * held), when=when)
 
 
