@@ -23,7 +23,7 @@ from sharpen.errors import ConfigError, ModelError
 from sharpen.evidence.certificate.certify import certify
 from sharpen.learning.recipe import EngineChoice
 from sharpen.learning.trainer.checkpoint import pointed
-from sharpen.learning.trainer.lora import AdaptedModel, load_trained
+from sharpen.learning.trainer.lora import AdaptedModel, adapters_line, load_trained
 from sharpen.models.adapters import adapted_layers, add_adapters
 from sharpen.models.configuration import read_config
 from sharpen.models.frozen import is_plain, load_frozen
@@ -137,6 +137,17 @@ def logprobs_of(module, prompt_ids, generation) -> torch.Tensor:
         logits = module(input_ids=ids[None], use_cache=False).logits[0].log_softmax(-1)
     at = torch.arange(len(prompt_ids) - 1, len(ids) - 1)
     return logits[at, ids[at + 1]]
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_all_frozen_weights_are_counted(base):
+    """Red when a byte, which holds two of them, counts as one."""
+    policy = Pair(base).policy
+    layers = sum(layer.in_features * layer.out_features for layer in policy._layers.values())
+    said, _, apart = adapters_line(policy).partition(" frozen ones")
+    frozen = int(said.rpartition(" on ")[2].replace(",", ""))
+    assert frozen == sum(one.numel() for one in make_model("qwen3", torch.float32).parameters())
+    assert apart == (f", {layers:,} of them in 4 bits" if base == "nf4" else "")
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -361,7 +361,7 @@ class _Plain:
 
     def gradients(self, *, exact: bool) -> dict[str, dict[str, torch.Tensor]]:
         """Return the gradients of the policy and, under `CRITIC`, those of a critic; first the rounded ones."""
-        if exact:  # one of them is in memory at a time; it is in circles, which a run's collector leaves for long
+        if exact and self._by_blocks:  # one of them is in memory at a time: they are in circles, which stay for long
             gc.collect()
         model = self._load(exact=True) if exact else self._rounded
         assert model is not None

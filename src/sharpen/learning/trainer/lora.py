@@ -189,5 +189,11 @@ def adapters_line(policy: TrainedModel) -> str:
     if policy.adapters is None:
         return ""
     trained = sum(parameter.numel() for _, parameter in policy.parameters())
-    frozen = sum(parameter.numel() for parameter in policy.module.parameters()) - trained
-    return f"LoRA: adapters of rank {policy.adapters['rank']} with {trained:,} parameters, on {frozen:,} frozen ones"
+    packed = [one for one in policy.module.modules() if isinstance(one, NF4Linear)]
+    in_4_bits = sum(one.in_features * one.out_features for one in packed)
+    apart = {id(one.weight) for one in packed}
+    frozen = sum(one.numel() for one in policy.module.parameters() if id(one) not in apart) - trained + in_4_bits
+    return (
+        f"LoRA: adapters of rank {policy.adapters['rank']} with {trained:,} parameters, on {frozen:,} frozen ones"
+        + (f", {in_4_bits:,} of them in 4 bits" if in_4_bits else "")
+    )

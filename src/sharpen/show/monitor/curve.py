@@ -113,7 +113,7 @@ def _picture(path: Path, title: str, measure: str) -> Iterator[Any]:
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 4.5), dpi=200, layout="constrained")
-    FigureCanvasAgg(figure)
+    canvas = FigureCanvasAgg(figure)
     axes: Any = figure.add_subplot()
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, pad=12)
     axes.set_xlabel("step", color=MUTED)
@@ -130,7 +130,7 @@ def _picture(path: Path, title: str, measure: str) -> Iterator[Any]:
         figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9, labelcolor=INK)
     else:
         axes.text(0.5, 0.5, "no step was trained", transform=axes.transAxes, ha="center", color=MUTED)
-    figure.savefig(path)
+    canvas.print_png(path, pil_kwargs={"compress_level": 1})  # `savefig` would lay it out twice
 
 
 def _draw_evaluations(axes: Any, points: Sequence[Point], color: str, label: str, marker: str) -> None:

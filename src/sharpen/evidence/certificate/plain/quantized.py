@@ -88,20 +88,31 @@ class InFourBits:
 
     def values(self) -> Tensor:
         """Return the numbers that it stands for, in float32."""
-        table, numbers = torch.tensor(_NF4).flatten(), torch.empty(len(self.codes), _SMALL)
+        pairs, numbers = _pairs(), torch.empty(len(self.codes), _SMALL)
         count = _PIECE // _SMALL
         for codes, scales, own in zip(*(one.split(count) for one in (self.codes, self.scales, numbers)), strict=True):  # type: ignore[no-untyped-call]
-            pairs = torch.stack([table[(codes >> 4).int()], table[(codes & 15).int()]], -1)
-            torch.mul(pairs.flatten(1), scales[:, None], out=own)
+            found = pairs.index_select(0, codes.flatten().int()).view(torch.float32).view(own.shape)
+            torch.mul(found, scales[:, None], out=own)
         return numbers.reshape(self.shape[0], -1)[:, : self.shape[1]]
+
+
+@functools.cache
+def _pairs() -> Tensor:
+    """The two numbers that each byte stands for, side by side in 64 bits, so that one look-up finds both."""
+    values = torch.tensor(_NF4).flatten()
+    return torch.cartesian_prod(values, values).view(torch.float64)[:, 0]
 
 
 def _nearest(numbers: Tensor, values: Tensor, unsure: float, *, other: bool) -> Tensor:
     """Return for each number which of the sorted values is nearest, or the other one of two between which it is
     `unsure`."""
     middles = (values[:-1] + values[1:]) / 2
-    below, here, above = (torch.bucketize(numbers + shift, middles) for shift in (-unsure, 0.0, unsure))
-    return below + above - here if other else here
+    if not other:
+        return torch.bucketize(numbers, middles)
+    below, above = (torch.bucketize(numbers + shift, middles) for shift in (-unsure, unsure))
+    unlike = (below != above).nonzero(as_tuple=True)  # few
+    below[unlike] += above[unlike] - torch.bucketize(numbers[unlike], middles)
+    return below
 
 
 def in_eight_bits(moment: Tensor) -> bool:
