@@ -191,8 +191,8 @@ def adapters_line(policy: TrainedModel) -> str:
     trained = sum(parameter.numel() for _, parameter in policy.parameters())
     packed = [one for one in policy.module.modules() if isinstance(one, NF4Linear)]
     in_4_bits = sum(one.in_features * one.out_features for one in packed)
-    apart = {id(one.weight) for one in packed}
-    frozen = sum(one.numel() for one in policy.module.parameters() if id(one) not in apart) - trained + in_4_bits
+    bytes_of_them = sum(one.weight.numel() for one in packed)
+    frozen = sum(one.numel() for one in policy.module.parameters()) - trained - bytes_of_them + in_4_bits
     return (
         f"LoRA: adapters of rank {policy.adapters['rank']} with {trained:,} parameters, on {frozen:,} frozen ones"
         + (f", {in_4_bits:,} of them in 4 bits" if in_4_bits else "")
