@@ -32,7 +32,10 @@ def test_what_is_loaded_is_not_walked_by_the_garbage_collector_while_it_serves(t
     finally:  # as conftest.py has it for all tests
         gc.collect()
         gc.freeze()
-    frozen, later = gc.get_freeze_count(), [[] for _ in range(10_000)]
-    with closing(LocalServing(job)):
-        assert 10_000 < gc.get_freeze_count() < frozen + len(later)
-    assert gc.get_freeze_count() > 10_000
+    frozen = gc.get_freeze_count()
+    for count in (10_000, 200_000):
+        later: list[list[int]] = [[] for _ in range(count)]
+        gc.collect()
+        with closing(LocalServing(job)):
+            assert 10_000 < gc.get_freeze_count() < frozen + len(later)
+        assert gc.get_freeze_count() > 10_000

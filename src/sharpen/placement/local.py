@@ -37,6 +37,9 @@ since getting it again costs a tenth of a step."""
 NEW_OBJECTS = 10_000
 """While agents run, the garbage collector looks for garbage after so many new objects. After 700, Python's default, it
 walks again and again over the rollouts in flight, whose objects live on."""
+_MANY_OBJECTS = 100_000
+"""So many that have long been there are taken out of the collector's walks: each stops agents and gateway, 0.1 s for a
+million."""
 
 
 class LocalServing:
@@ -96,10 +99,12 @@ class LocalServing:
                 frozen=frozenset(config.policies),
             )
             undo.pop_all()
-        self._thresholds, self._frozen = gc.get_threshold(), gc.get_freeze_count() > NEW_OBJECTS
-        if not self._frozen:  # by the owner, who knows better what stays
+        self._thresholds = gc.get_threshold()
+        # where the owner has frozen much, who knows better what stays, nothing is: counting that is a walk of its own
+        self._freezes = len(gc.get_objects(2)) > _MANY_OBJECTS and gc.get_freeze_count() <= NEW_OBJECTS
+        if self._freezes:
             gc.collect()
-            gc.freeze()  # a walk over all that is loaded stops agents and gateway for 0.1 s, again and again
+            gc.freeze()
         if self._thresholds[0]:  # 0: the owner has switched the collector off
             gc.set_threshold(max(NEW_OBJECTS, self._thresholds[0]), *self._thresholds[1:])
 
@@ -139,7 +144,7 @@ class LocalServing:
     def close(self) -> None:
         """Close rollouts, gateways, engines and thread, in this order."""
         gc.set_threshold(*self._thresholds)
-        if not self._frozen:
+        if self._freezes:
             gc.unfreeze()
         self.runner.close()
         self.thread.call(self.gateway.close(), timeout_s=10)

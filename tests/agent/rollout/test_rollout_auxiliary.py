@@ -83,19 +83,20 @@ def test_a_workflow_that_calls_one_after_the_judge_is_refused(make_runner: MakeR
 
 
 def test_each_attempt_has_objects_of_its_own(make_runner: MakeRunner) -> None:
-    seen: list[int] = []
+    seen: list[Any] = []
 
     async def workflow(task: Any, model: Any, auxiliary_models: Any) -> float:
-        seen.append(id(auxiliary_models["helper"]))
+        seen.append(auxiliary_models["helper"])
+        fails = len(seen) <= 2
         auxiliary_models.clear()
         await asyncio.sleep(0.01)
-        if len(seen) <= 2:
+        if fails:
             raise RuntimeError("flaky")
         return 1.0
 
     group = run_one(make_runner(workflow))
     assert [rollout.reward for rollout in group.rollouts] == [1.0, 1.0]
-    assert len(set(seen)) == len(seen) == 4
+    assert len({id(one) for one in seen}) == len(seen) == 4
 
 
 def test_none_configured_is_an_empty_dict_and_workflow_args_are_copies(

@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_config(tmp_path_factory.mktemp("model"), model_config(num_hidden_layers=12, hidden_size=256))
+    return write_config(tmp_path_factory.mktemp("model"), model_config(hidden_size=256))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from sharpen.errors import ModelError
 from sharpen.learning.trainer.model import TrainedModel
 from sharpen.run.plan.live import LiveBytes, Pass, _one_sequence, _pass_bytes, _peaks, pass_bytes
 
-DEPTH = 9  # 2 and 4 layers are traced
+DEPTH = 5  # 2 and 3 layers are traced
 
 
 class RealBytes(LiveBytes):

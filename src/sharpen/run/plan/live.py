@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,6 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from sharpen.config.trainer import LoraConfig
@@ -41,8 +40,8 @@ from sharpen.run.plan.sizes import WITHOUT_KEYS
 from sharpen.types import Experience
 
 _TRACED_LAYERS = 2
-"""From the second layer on all layers of a kind take the same memory: a depth of at least so many, and its double, show
-how much further layers take."""
+"""From the second layer on all layers of a kind take the same memory: at least so many, and one pattern of layers more,
+show how much further layers take."""
 _LONGEST_PATTERN = 12
 """The most layers of a pattern of recurrent and other layers that is looked for."""
 _PARTS = 4
@@ -76,16 +75,16 @@ class Pass:
 
 
 class _ConfigKey:
-    """A cache key for a configuration: the identity of the object, whatever it holds."""
+    """A cache key for a configuration: what is written of it."""
 
     def __init__(self, config: Any) -> None:
-        self.config = config
+        self.config, self._written = config, config.to_json_string(use_diff=False)
 
     def __hash__(self) -> int:
-        return id(self.config)
+        return hash(self._written)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ConfigKey) and self.config is other.config
+        return isinstance(other, _ConfigKey) and self._written == other._written
 
 
 def pass_bytes(config: Any, traced: Pass) -> int:
@@ -105,8 +104,9 @@ def pass_bytes(config: Any, traced: Pass) -> int:
 def _pass_bytes(key: _ConfigKey, traced: Pass) -> int:
     config = key.config
     depth = int(text_config(config).num_hidden_layers)
-    few = _pattern(text_config(config))
-    more = 2 * few
+    length = _pattern(text_config(config))
+    few = length * -(-_TRACED_LAYERS // length)
+    more = few + length
     if depth <= more:
         return max(_peaks(config, traced, depth))
     pairs = zip(_peaks(config, traced, few), _peaks(config, traced, more), strict=True)
@@ -115,11 +115,10 @@ def _pass_bytes(key: _ConfigKey, traced: Pass) -> int:
 
 def _pattern(text: Any) -> int:
     """Return the number of layers after which recurrent and other layers, which take different memory, come in the same
-    order again, in multiples that are traced; `_TRACED_LAYERS` where they never do."""
+    order again; `_TRACED_LAYERS` where they never do."""
     kinds = [kind in WITHOUT_KEYS for kind in getattr(text, "layer_types", None) or ()]
     lengths = range(1, _LONGEST_PATTERN + 1)
-    length = next((n for n in lengths if kinds[n:] == kinds[: len(kinds) - n]), _TRACED_LAYERS)
-    return length * -(-_TRACED_LAYERS // length)
+    return next((n for n in lengths if kinds[n:] == kinds[: len(kinds) - n]), _TRACED_LAYERS)
 
 
 def _peaks(config: Any, traced: Pass, num_layers: int) -> list[int]:
@@ -246,6 +245,15 @@ def _grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *_: A
     return a.new_empty(shape)
 
 
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors among an operation's arguments or results, also those in lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, Iterable) and not isinstance(value, str):
+            yield from _tensors(value)
+
+
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count the bytes of live storages, except the `known` ones; `peaks` has the maximum of each part, and a mark ends
     a part."""
@@ -255,6 +263,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = 0
         self.peaks = [0]
         self._live = {tensor.untyped_storage()._cdata for tensor in known}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here: a guard around each operation is a tenth of the pass
 
     def mark(self) -> None:
         """Begin the next part."""
@@ -269,7 +281,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)]
+        if func is torch.ops.prim.device.default:  # half of the calls: the backward pass asks for each tensor's
+            return args[0].fake_device
+        tensors = [*_tensors((args, (kwargs or {}).values()))]
         if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
             with _disable_current_modes():  # indices are real tensors, and some of their values are read
                 return func(*args, **(kwargs or {}))
@@ -277,9 +291,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = _grouped_product(*args, **(kwargs or {}))
         else:
             out = func(*args, **(kwargs or {}))
-        for leaf in pytree.tree_leaves(out):
-            if isinstance(leaf, FakeTensor):
-                self._add(leaf)
+        for tensor in _tensors((out,)):
+            if isinstance(tensor, FakeTensor):
+                self._add(tensor)
         return out
 
     def _add(self, tensor: torch.Tensor) -> None:
