@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent / "src" / "sharpen"
@@ -43,25 +44,47 @@ KINDS = {
     ),
 }
 """Kinds of files, by their names or folders, and why each stays a file; the first that fits counts."""
+IMPORTS = (ast.Import, ast.ImportFrom)
 REST = ("a part of a stage", "a class or a few functions that one sentence says")
 
 
+class Part(NamedTuple):
+    """An import, a class or a function of a file: what an import names, with dots; how many lines it takes."""
+
+    kind: type[ast.AST]
+    names: tuple[str, ...]
+    lines: int
+
+
 @functools.cache
-def imports() -> Mapping[str, frozenset[str]]:
-    """The modules of the package that each file imports, as paths in the package; the face of the package has none."""
-    files = (path.relative_to(ROOT) for path in sorted(ROOT.rglob("*.py")))
-    return {str(path): frozenset(_imported(str(path))) for path in files if str(path) != "__init__.py"}
+def parts() -> Mapping[str, tuple[Part, ...]]:
+    """The imports, classes and functions of each file, by its path in the package. Read once: parsing takes seconds."""
+    return {str(path.relative_to(ROOT)): tuple(_parts(path)) for path in sorted(ROOT.rglob("*.py"))}
 
 
-def _imported(path: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
-        names = []
+def _parts(path: Path) -> Iterator[Part]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [node.name]
+        else:
+            continue
+        yield Part(type(node), tuple(names), (node.end_lineno or 0) - node.lineno + 1)
+
+
+@functools.cache
+def imports() -> Mapping[str, frozenset[str]]:
+    """The modules of the package that each file imports, as paths in the package; the face of the package has none."""
+    return {path: frozenset(_imported(path)) for path in parts() if path != "__init__.py"}
+
+
+def _imported(path: str) -> Iterator[str]:
+    for part in parts()[path]:
+        for name in part.names if part.kind in IMPORTS else ():
             found = _file(name.split("."))
             if found is not None and found != path:
                 yield found
@@ -174,11 +197,8 @@ def table() -> str:
 def counts() -> str:
     """The numbers that the house is kept by."""
     paths = [ROOT / path for path in [*imports(), "__init__.py"]]
-    texts = {path: path.read_text(encoding="utf-8") for path in paths}
-    lengths = {path: text.count("\n") for path, text in texts.items()}
-    trees = {path: ast.parse(text) for path, text in texts.items()}
-    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
-    statements = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    lengths = {path: path.read_text(encoding="utf-8").count("\n") for path in paths}
+    found = [part for listed in parts().values() for part in listed]
     rows = {
         "names at the top of the package": len([p for p in ROOT.iterdir() if not p.name.startswith("__pycache__")]),
         "rooms": len(rooms()),
@@ -188,8 +208,8 @@ def counts() -> str:
         "files under 60 lines": sum(count < 60 for count in lengths.values()),
         "lines of the longest file": max(lengths.values()),
         "lines": sum(lengths.values()),
-        "of these, of imports": sum((node.end_lineno or 0) - node.lineno + 1 for node in statements),
-        "classes": sum(isinstance(node, ast.ClassDef) for node in nodes),
+        "of these, of imports": sum(part.lines for part in found if part.kind in IMPORTS),
+        "classes": sum(part.kind is ast.ClassDef for part in found),
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value:,} |" for name, value in rows.items()), ""])
 

@@ -99,8 +99,12 @@ class LocalServing:
                 frozen=frozenset(config.policies),
             )
             undo.pop_all()
+        self._spare_walks()
+
+    def _spare_walks(self) -> None:
+        """Let the garbage collector walk less often, and not over what is loaded, until `close`. Where the owner has
+        frozen much, who knows better what stays, nothing is: counting that is a walk of its own."""
         self._thresholds = gc.get_threshold()
-        # where the owner has frozen much, who knows better what stays, nothing is: counting that is a walk of its own
         self._freezes = len(gc.get_objects(2)) > _MANY_OBJECTS and gc.get_freeze_count() <= NEW_OBJECTS
         if self._freezes:
             gc.collect()
