@@ -112,10 +112,10 @@ def _picture(path: Path, title: str, measure: str) -> Iterator[Any]:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(8, 4.5), dpi=200, layout="constrained")
+    figure = Figure(figsize=(8, 4.5), dpi=200)
     canvas = FigureCanvasAgg(figure)
-    axes: Any = figure.add_subplot()
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, pad=12)
+    axes: Any = figure.add_axes((0.1, 0.185, 0.88, 0.71))
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, pad=12, y=1.0)
     axes.set_xlabel("step", color=MUTED)
     axes.set_ylabel(measure, color=MUTED)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
@@ -127,7 +127,7 @@ def _picture(path: Path, title: str, measure: str) -> Iterator[Any]:
     axes.spines["bottom"].set_color(GRID)
     yield axes
     if axes.get_legend_handles_labels()[0]:
-        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9, labelcolor=INK)
+        figure.legend(loc="lower center", ncols=4, frameon=False, fontsize=9, labelcolor=INK)
     else:
         axes.text(0.5, 0.5, "no step was trained", transform=axes.transAxes, ha="center", color=MUTED)
     canvas.print_png(path, pil_kwargs={"compress_level": 1})  # `savefig` would lay it out twice
