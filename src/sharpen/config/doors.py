@@ -10,6 +10,7 @@ name is not loaded.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -157,16 +158,28 @@ def group(kind: str) -> str:
     return f"sharpen.{kind}"
 
 
-def _announced(kind: str) -> dict[str, list[EntryPoint]]:
+def _announced(kind: str) -> Mapping[str, Sequence[EntryPoint]]:
+    return _of_kind(kind, tuple(filter(None, map(_change, sys.path))))
+
+
+def _change(folder: str) -> tuple[str, int] | None:
+    """Return a folder with when something was last put into it or taken out; None if it is not there."""
+    try:
+        return folder, os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=32)
+def _of_kind(kind: str, places: tuple[tuple[str, int], ...]) -> Mapping[str, Sequence[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
-    folders = [path for path in map(Path, sys.path) if path.exists()]
-    for entry in _installed(tuple((path, path.stat().st_mtime_ns) for path in folders)).select(group=group(kind)):
+    for entry in _installed(places).select(group=group(kind)):
         found.setdefault(entry.name, []).append(entry)
     return found
 
 
 @lru_cache(maxsize=1)
-def _installed(_places: tuple[tuple[Path, int], ...]) -> Any:
+def _installed(_places: tuple[tuple[str, int], ...]) -> Any:
     """Return what all packages announce, as `EntryPoints` or, in Python 3.11, `SelectableGroups`. A run asks often,
     and the metadata of each package is a file: they are read again when a folder of the search path has changed."""
     return entry_points()

@@ -24,6 +24,8 @@ _SHARED = "mode=ro&readonly_shm=1"
 """How SQLite opens a journal without writing: as a file at rest, or by the log and shared memory that are there."""
 _TABLES = {*re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", SCHEMA), "images", "recorded", "answers", "trimmed"}
 """The names of tables that a journal may have."""
+_MAY_COMPUTE = re.compile(r"(?<![a-z_])as(?![a-z0-9_])", re.IGNORECASE)
+"""The word without which no column is computed. Where it is missing, the columns need not be asked for."""
 DAMAGE = (sqlite3.Error, ArithmeticError, AssertionError, LookupError, RecursionError, TypeError, ValueError)
 """What comes of values that are not what they should be."""
 
@@ -133,7 +135,8 @@ def _refuse_code(connection: sqlite3.Connection, path: Path) -> None:
     for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall():
         ours = name.lower() in _TABLES
         if kind == "table" and (sql or "").startswith("CREATE TABLE "):
-            columns = connection.execute(f'PRAGMA table_xinfo("{name}")') if ours else ()
+            asked = ours and _MAY_COMPUTE.search(sql)
+            columns = connection.execute(f'PRAGMA table_xinfo("{name}")') if asked else ()
             for column in (column["name"] for column in columns if column["hidden"]):
                 raise _computing(path, f"the column {column!r} of {name!r}", f"ALTER TABLE {name} DROP COLUMN {column}")
         elif kind == "table":

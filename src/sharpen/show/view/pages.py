@@ -10,6 +10,7 @@ import re
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -298,6 +299,7 @@ def name_of_note(note: Note) -> str:
     return name_of(2 * note.key + (note.source == "evaluations.db"))
 
 
+@cache
 def page_templates() -> jinja2.Environment:
     """The templates: whatever they show is escaped."""
     environment = jinja2.Environment(
