@@ -42,6 +42,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, *gc.get_threshold()[1:])  # as a run has it
 
 
 @pytest.fixture(scope="session")
