@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import lines
 import pytest
 from lines import ROOT
+from processes import forked
 
 BENCH = ROOT / "bench"
 
@@ -117,8 +117,8 @@ sys.exit(check.main([], parts, pathlib.Path(sys.argv[2])))
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["told to stop", "killed"])
 def test_cut_off_it_goes_on_with_the_part_that_it_was_at(repository: Path, how: signal.Signals) -> None:
     """Red when what has passed is run again, when a part that was cut off counts, or outlives a check told to stop."""
-    command = [sys.executable, "-c", PROGRAM, str(BENCH), str(repository)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+    command = ["-c", PROGRAM, str(BENCH), str(repository)]
+    with forked(*command) as first:
         until = time.monotonic() + 120
         while not (repository / "build" / "ran").exists() or ran(repository) != ["a", "b"]:
             assert first.poll() is None
@@ -131,10 +131,11 @@ def test_cut_off_it_goes_on_with_the_part_that_it_was_at(repository: Path, how: 
     state = json.loads((repository / "build" / "release-check" / "state.json").read_text())
     assert list(state["done"]) == ["a"]
     (repository / "build" / "quick").touch()
-    second = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert second.returncode == 0, second.stderr
+    with forked(*command) as second:
+        said, errors = second.communicate(timeout=120)
+    assert second.returncode == 0, errors
     assert ran(repository) == ["a", "b", "b", "c"]
-    assert "going on: 1 parts were run" in second.stdout
+    assert "going on: 1 parts were run" in said
 
 
 def test_whatever_no_change_runs_is_a_part(check: ModuleType) -> None:

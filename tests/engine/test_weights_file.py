@@ -1,11 +1,11 @@
 """Weights for other processes: what they read, and what is left behind."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import forked
 
 from sharpen.engine.vllm.transfer import WeightsFile
 
@@ -18,9 +18,10 @@ with safe_open(sys.argv[1], "pt") as file:
 
 
 def read(path: Path) -> object:
-    done = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return eval(done.stdout)
+    with forked("-c", READ, str(path)) as process:
+        said, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return eval(said)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files without a name are Linux's")
