@@ -2,12 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from processes import forked
 from pydantic import ValidationError
 
 from sharpen import AlgorithmConfig, DatasetConfig, JudgeOutput, TunerModelConfig, WorkflowOutput, tune
@@ -78,8 +77,9 @@ def test_preview_prints_what_the_document_shows(program: str, math_agent: Path):
     source = (PROGRAMS / program).read_text(encoding="utf-8")
     code, _, shown = source.partition("# Output:\n")
     expected = "".join(line.removeprefix("# ") for line in shown.splitlines(keepends=True))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == expected
+    with forked("-c", code) as process:
+        said, errors = process.communicate(timeout=300)
+    assert (process.returncode, said) == (0, expected), errors
 
 
 # the two functions
