@@ -34,12 +34,13 @@ def a_sequence(start: int, length: int) -> PlainSequence:
 def computed(
     folder: Path, *, by_blocks: bool, trained: tuple[str, ...], kind: Any = PlainModel
 ) -> tuple[list[torch.Tensor], Any]:
-    """Logprobs of two sequences and the gradients of their sum."""
+    """Logprobs of two sequences and the gradients of their sum; each by itself if the model is whole."""
     model = kind(folder, rounded=False, dtype=torch.float64, adapter_scale=None, by_blocks=by_blocks)
     own = {name: one for name, one in model.module.named_parameters() if any(part in name for part in trained)}
     weights = {name: one.detach().double().requires_grad_() for name, one in own.items()}
     two = [a_sequence(10, 12), a_sequence(20, 7)]
-    found = [one_S for some in model.groups(two) for one_S, _ in model.logprobs(some, weights)]
+    groups = model.groups(two) if by_blocks else [[one] for one in two]
+    found = [one_S for some in groups for one_S, _ in model.logprobs(some, weights)]
     torch.cat(found).sum().backward()
     return [*found, *(one.grad for one in weights.values() if one.grad is not None)], model
 
