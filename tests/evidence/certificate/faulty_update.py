@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -75,6 +76,18 @@ def make_run(
         settings={"checkpoint_root_dir": str(folder), **SETTINGS, **settings},
     )
     return result.run_dir
+
+
+def with_settings(run: Path, copy: Path, algorithm: str, **settings: Any) -> Path:
+    """Copy a run, with other settings of its updates in the records. `FaultyUpdate` trains its last step anew, by these
+    settings: from the same rollouts, weights and moments."""
+    path = shutil.copytree(run, copy, symlinks=True) / "resolved.json"
+    recorded = json.loads(path.read_text())
+    for name, value in {"algorithm.algorithm_type": algorithm, **settings}.items():
+        parts = {f"{name}.{part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
+        recorded |= {key: {"value": one, "origin": "argument"} for key, one in parts.items()}
+    path.write_text(json.dumps(recorded))
+    return copy
 
 
 class MadeOnce(_Records):
