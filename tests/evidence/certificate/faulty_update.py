@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,28 +79,37 @@ def make_run(
     return result.run_dir
 
 
+def with_settings(run: Path, copy: Path, algorithm: str, **settings: Any) -> Path:
+    """Copy a run, with other settings of its updates in the records. `FaultyUpdate` trains its last step anew, by these
+    settings: from the same rollouts, weights and moments."""
+    path = shutil.copytree(run, copy, symlinks=True) / "resolved.json"
+    recorded = json.loads(path.read_text())
+    for name, value in {"algorithm.algorithm_type": algorithm, **settings}.items():
+        parts = {f"{name}.{part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
+        recorded |= {key: {"value": one, "origin": "argument"} for key, one in parts.items()}
+    path.write_text(json.dumps(recorded))
+    return copy
+
+
 class MadeOnce(_Records):
-    """The records of a run whose last step's checkpoint is exchanged again and again: what the plain loop makes of the
-    rest is the same each time, and is made once for each run."""
+    """The records of a run whose last step's checkpoint is exchanged again and again: what is read of them, and what
+    the plain loop makes of the rest, is the same each time, and is made once."""
 
-    known: ClassVar[dict[Path, _Made]] = {}
+    _known: _Made | None = None
 
-    def __init__(self, run: Path, copy: Path) -> None:
-        super().__init__(copy)
-        self._run = run
+    def __init__(self, run: Path) -> None:
+        super().__init__(run)
+        self._steps.step = functools.cache(self._steps.step)  # type: ignore[method-assign]
 
     def _made(self, begin: Path | None, end: Path, after: SavedState, steps: Sequence[PlainStep]) -> _Made:
-        if self._run not in self.known:
-            self.known[self._run] = super()._made(begin, end, after, steps)
-        return self.known[self._run]
+        self._known = self._known or super()._made(begin, end, after, steps)
+        return self._known
 
 
-class FaultyUpdate:
-    """The last step of a run, about to be trained from the checkpoint before it. A fault changes `trainer` or
-    `batches`; then `train` makes the step and puts its checkpoint in the place of the run's own."""
+class Prepared:
+    """What the last step of a run trains, and how: the same for each fault."""
 
-    def __init__(self, run: Path, copy: Path) -> None:
-        self._of, self.run = run, shutil.copytree(run, copy, symlinks=True)
+    def __init__(self, run: Path) -> None:
         config = read_resolved(run / "resolved.json")
         algorithm = algorithm_of(config)
         groups = read_groups_at(run / "run.db", read_lineage(run).groups[STEP])
@@ -108,27 +119,40 @@ class FaultyUpdate:
         if rereading is not None:
             rereading.place(groups)
             drawn = rereading.join(drawn)
-        rows = make_expert_rows(config, algorithm, read_expert_rows(config, algorithm), Path(config.model.model_path))
+        rows = make_expert_rows(config, algorithm, read_expert_rows(config, algorithm), base)
         if rows is not None:
             for _ in range(STEP - 1):
                 rows.order.draw()
             drawn, _, _ = rows.join(drawn)
-        self.batches = [list(batch.experiences) for batch in drawn]
-        self.experts = [list(batch.experts) for batch in drawn]
-        self.trainer = Trainer.load(
-            TrainerPlan(
-                model_path=Path(config.model.model_path),
-                algorithm=algorithm,
-                config=config.trainer,
-                learning_rate=config.algorithm.learning_rate,
-                planned_updates=STEP * config.trainer.num_minibatches * config.trainer.epochs,
-                seed=config.seed,
-                critic=config.critic,
-                teachers=config.distill.models,
-                read_anew=frozenset(others(config, base)),
-            ),
-            "cpu",
+        self.drawn = drawn
+        self.plan = TrainerPlan(
+            model_path=base,
+            algorithm=algorithm,
+            config=config.trainer,
+            learning_rate=config.algorithm.learning_rate,
+            planned_updates=STEP * config.trainer.num_minibatches * config.trainer.epochs,
+            seed=config.seed,
+            critic=config.critic,
+            teachers=config.distill.models,
+            read_anew=frozenset(others(config, base)),
         )
+        self.records = MadeOnce(run)
+
+
+prepared = functools.cache(Prepared)
+"""Read it of a run, once."""
+
+
+class FaultyUpdate:
+    """The last step of a run, about to be trained from the checkpoint before it. A fault changes `trainer` or
+    `batches`; then `train` makes the step and puts its checkpoint in the place of the run's own."""
+
+    def __init__(self, run: Path, copy: Path) -> None:
+        self.run = shutil.copytree(run, copy, symlinks=True)
+        self._prepared = prepared(run)
+        self.batches = [list(batch.experiences) for batch in self._prepared.drawn]
+        self.experts = [list(batch.experts) for batch in self._prepared.drawn]
+        self.trainer = Trainer.load(self._prepared.plan, "cpu")
         self._position = self.trainer.restore(run / f"global_step_{STEP - 1}")
         self.parameters = dict(self.trainer.policy.parameters())
         self.optimizer = self.trainer._optimizer
@@ -180,4 +204,4 @@ class FaultyUpdate:
     def found(self) -> Retrained:
         """What repeating the step says, as `retrain` does."""
         before, after = (self.run / f"global_step_{step}" for step in (STEP - 1, STEP))
-        return MadeOnce(self._of, self.run).attempt(range(STEP, STEP + 1), before, after, available_bytes())
+        return self._prepared.records.attempt(range(STEP, STEP + 1), before, after, available_bytes())

@@ -57,6 +57,17 @@ def probed(
     return probe_gradients(config, folder, trainer, whole=whole)
 
 
+def probed_twice(
+    folder: Path, algorithm: str, fault: Callable[[Trainer], None], **settings: Any
+) -> tuple[GradientProbe, GradientProbe]:
+    """Probe a trainer, which that leaves as it was, and once more after planting a fault in it."""
+    config = make_config(folder, algorithm, **settings)
+    trainer = make_trainer(folder, config)
+    right = probe_gradients(config, folder, trainer)
+    fault(trainer)
+    return right, probe_gradients(config, folder, trainer)
+
+
 def write_model(folder: Path, model: Any) -> Path:
     """Write a model to a folder."""
     model.save_pretrained(folder)

@@ -32,14 +32,16 @@ def a_sequence(start: int, length: int) -> PlainSequence:
 
 
 def computed(
-    folder: Path, *, by_blocks: bool, trained: tuple[str, ...], kind: Any = PlainModel
+    folder: Path, *, by_blocks: bool, trained: tuple[str, ...], kind: Any = PlainModel, together: bool = True
 ) -> tuple[list[torch.Tensor], Any]:
-    """Logprobs of two sequences and the gradients of their sum."""
+    """Logprobs of two sequences and the gradients of their sum; computed `together` or each by itself."""
     model = kind(folder, rounded=False, dtype=torch.float64, adapter_scale=None, by_blocks=by_blocks)
     own = {name: one for name, one in model.module.named_parameters() if any(part in name for part in trained)}
     weights = {name: one.detach().double().requires_grad_() for name, one in own.items()}
     two = [a_sequence(10, 12), a_sequence(20, 7)]
-    found = [one_S for some in model.groups(two) for one_S, _ in model.logprobs(some, weights)]
+    groups = model.groups(two) if together else [[one] for one in two]
+    assert len(groups) == (1 if together else 2)
+    found = [one_S for some in groups for one_S, _ in model.logprobs(some, weights)]
     torch.cat(found).sum().backward()
     return [*found, *(one.grad for one in weights.values() if one.grad is not None)], model
 
@@ -47,17 +49,18 @@ def computed(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", [*FAMILIES, *HYBRIDS])
 def test_block_by_block_a_model_computes_what_it_computes_whole(family, dtype, tmp_path):
-    """Two sequences of different lengths at once. Red when padding is before the tokens, or when buffers are in the
-    type of the files. Some families compute parts in float32, whatever the rest is in."""
+    """Two sequences of different lengths at once, beside each by itself. Red when padding is before the tokens, or when
+    buffers are in the type of the files. Some families compute parts in float32, whatever the rest is in."""
     model = make_hybrid(family) if family in HYBRIDS else make_model(family, torch.float32)
     model.to(dtype).save_pretrained(tmp_path)
     for trained in (TENSORS, ("layers.1.",)):
+        alone, _ = computed(tmp_path, by_blocks=False, trained=trained, together=False)
         whole, _ = computed(tmp_path, by_blocks=False, trained=trained)
         parts, read = computed(tmp_path, by_blocks=True, trained=trained)
         assert not read.is_whole
-        assert len(whole) == len(parts) > 2
-        for one, other in zip(whole, parts, strict=True):
-            assert (one - other).norm() <= 1e-6 * one.norm()
+        assert len(alone) == len(whole) == len(parts) > 2
+        for one, *others in zip(alone, whole, parts, strict=True):
+            assert all((one - other).norm() <= 1e-6 * one.norm() for other in others)
 
 
 def test_the_logits_of_a_large_vocabulary_come_in_parts(tmp_path):

@@ -108,10 +108,10 @@ def test_adapters_are_repeated_from_what_they_were_at_the_start(tmp_path, toy_mo
         "model.layers.0.mlp.up_proj.lora_B.default.weight",
     )
     save_file(adapters | {first: adapters[first].roll(1)}, file)
-    (problem,) = retrain(run_dir).problems
+    (problem,) = retrain(run_dir, [1]).problems
     assert "step 1:" in problem
     save_file(adapters | {second: adapters[second] + 0.1}, file)
-    (problem,) = retrain(run_dir).problems
+    (problem,) = retrain(run_dir, [1]).problems
     assert f"{second} is not 0 before the first update" in problem
     file.unlink()
     found = retrain(run_dir)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from bitsandbytes.functional import dequantize_blockwise
-from faulty_update import STEP, FaultyUpdate, make_run
+from faulty_update import STEP, FaultyUpdate, make_run, with_settings
 from transformers import AutoModelForCausalLM
 
 from sharpen.evidence.certificate.certify import certify, read_resolved
@@ -42,6 +42,8 @@ DPPO = ("dppo", {"loss.policy_loss_args": {"low": 1e-3, "high": 1e-3}, **SEVERAL
 VESPO = ("vespo", SEVERAL[1])
 SEQUENCES = ("grpo", {"loss.sequence_mask": 1e-3, **SEVERAL[1]})
 AHEAD = ("grpo", {"sync.offset": 1, "loss.behaviour": "truncated"})
+LIKE_SINGLE = (UNCLIPPED, SEVERAL, ENTROPY, WARMUP, PROXIMAL, CLIP_B, CLIP_V, TOKENS, DPPO, VESPO, SEQUENCES)
+"""Other updates of the same weights and moments, from rollouts that the same engine samples: of one run."""
 
 
 def algorithm(**changes: Any) -> Fault:
@@ -391,13 +393,15 @@ FAULTS: dict[str, tuple[tuple[str, dict[str, Any]], Fault]] = {
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory, toy_model_dir, toy_dataset) -> Callable[[tuple[str, dict[str, Any]]], Path]:
-    """Make a run with these settings, once."""
+    """Make a run with these settings, once; where only its updates are others than those of `SINGLE`, of that run."""
     made: dict[str, Path] = {}
 
     def make(kind: tuple[str, dict[str, Any]]) -> Path:
-        key = repr(kind)
-        if key not in made:
-            made[key] = make_run(tmp_path_factory.mktemp("run"), toy_model_dir, toy_dataset, kind[0], **kind[1])
+        key, folder = repr(kind), tmp_path_factory.mktemp("run")
+        if key not in made and kind in LIKE_SINGLE:
+            made[key] = with_settings(make(SINGLE), folder / "run", kind[0], **kind[1])
+        elif key not in made:
+            made[key] = make_run(folder, toy_model_dir, toy_dataset, kind[0], **kind[1])
         return made[key]
 
     return make

@@ -17,7 +17,7 @@ from faulty_update import STEP, FaultyUpdate, make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from other_tokenizers import TURNS, byte_bpe, fast, llama_like, other_teacher, policy_model
-from probe_trainer import probed
+from probe_trainer import probed, probed_twice
 from toy_model import write_model
 
 from sharpen.errors import CheckpointError
@@ -264,10 +264,6 @@ def test_terms_of_stretches_by_hand() -> None:
 def test_gradients_are_probed_with_such_a_teacher(dtype, places) -> None:
     """Before the first update, with readings of any ids; red when each token gets its share."""
     given = {"distill.teacher_path": str(places["teacher"]), "trainer.dtype": dtype}
-    found = probed(places["policy"], "on_policy_distill", **given)
-    assert not found.not_probed
-    assert not found.problem, found.line
-    assert max(gap.share for gap in found.gaps) < 0.5
 
     def shared_out(trainer: Any) -> None:
         class Faulty:
@@ -277,7 +273,11 @@ def test_gradients_are_probed_with_such_a_teacher(dtype, places) -> None:
         faulty.trainer = trainer  # type: ignore[attr-defined]
         share_of_the_term(faulty)  # type: ignore[arg-type]
 
-    assert probed(places["policy"], "on_policy_distill", shared_out, **given).problem
+    found, faulty_one = probed_twice(places["policy"], "on_policy_distill", shared_out, **given)
+    assert not found.not_probed
+    assert not found.problem, found.line
+    assert max(gap.share for gap in found.gaps) < 0.5
+    assert faulty_one.problem
 
 
 def test_two_kinds_of_teachers_by_task(places, tmp_path) -> None:

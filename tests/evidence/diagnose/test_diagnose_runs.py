@@ -65,13 +65,13 @@ async def always_breaks(task, response):
 
 @pytest.fixture
 def run(tmp_path, toy_model_dir, toy_dataset):
-    def start(judge, *, steps, learning_rate=2e-2, **settings):
+    def start(judge, *, steps, learning_rate=2e-2, tasks=4, **settings):
         result = tune(
             workflow_func=answers,
             judge_func=judge,
             train_dataset=DatasetConfig(path=str(toy_dataset), split="train", total_steps=steps),
             model=TunerModelConfig(model_path=str(toy_model_dir), max_model_len=128, max_tokens=8),
-            algorithm=AlgorithmConfig(group_size=8, batch_size=4, learning_rate=learning_rate),
+            algorithm=AlgorithmConfig(group_size=8, batch_size=tasks, learning_rate=learning_rate),
             settings={
                 "checkpoint_root_dir": str(tmp_path),
                 "loss.kl": "none",
@@ -91,7 +91,7 @@ def named(run_dir):
 
 
 def test_a_run_that_learns_has_no_findings(run):
-    run_dir = run(lower, steps=14)
+    run_dir = run(lower, steps=10, learning_rate=3e-2)
     data = read_run(run_dir)
     assert data.reward.late > data.reward.early + 0.3
     assert named(run_dir) == []
@@ -139,9 +139,10 @@ def test_a_learning_rate_of_next_to_nothing(run):
 
 
 def test_a_learning_rate_far_too_high(run):
-    """Which way such a run goes is chance, and another on another processor: the first that had learnt and lost it."""
-    for seed in range(1, 7):
-        data = read_run(run(varied, steps=20, learning_rate=0.3, seed=seed))
+    """Which way such a run goes is chance, and another on another processor: the first that had learnt and lost it. The
+    seeds begin with one of which one run was enough where it was tried."""
+    for seed in (2, 4, 3, 5, 6, 1):
+        data = read_run(run(varied, steps=20, learning_rate=0.3, tasks=2, seed=seed))
         rewards = data.values("reward/mean")
         if max(rewards) > 0.1 > 0.05 > sum(rewards[-5:]) / 5:
             break
@@ -153,8 +154,8 @@ def test_a_learning_rate_far_too_high(run):
 
 
 def test_a_judge_that_pays_for_repetitions(run):
-    """One run in four finds many texts of the letter; the first that comes to one."""
-    for seed in range(6):
+    """Not every run finds many texts of the letter; the first that comes to one, with the surest seed first."""
+    for seed in (1, 3, 2, 4, 0, 5):
         data = read_run(run(letter, steps=16, learning_rate=4e-2, seed=seed))
         if Counter(seen.fingerprint for seen in data.last).most_common(1)[0][1] > len(data.last) / 4:
             break

@@ -1,8 +1,8 @@
-"""A model whose weights are given with every pass, to repeat an update: transformers' own forward pass of one sequence.
+"""A model whose weights are given with every pass, to repeat an update: transformers' own forward pass of sequences.
 
-In: the folder of a model, a sequence, and its trained weights. Out: logprobs and entropies of its tokens, or a critic's
-values, by none of the trainer's and families' code: one sequence at a time, or of a model that is read block by block
-several, with padding after them, which no token before it sees.
+In: the folder of a model, sequences, and its trained weights. Out: logprobs and entropies of their tokens, or a
+critic's values, by none of the trainer's and families' code: one sequence at a time or, of a model of text without
+experts, a few short ones, with padding after them, which no token before it sees.
 
 Shape suffixes: T tokens of a sequence, S of them that carry loss, V vocabulary, C hidden size.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ Tensors = Mapping[str, Tensor]
 
 HEAD = "value_head"
 """The critic's layer in place of the output layer."""
+_TOGETHER = 2**26
+"""Numbers of the logits, the largest of what a pass makes, of all sequences that are computed together, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,7 @@ class PlainModel:
         self._pictures = Pictures(folder, module) if sees else None
         self.module = module.eval().requires_grad_(False)
         self.num_experts = num_experts_of(module.config)
+        self._pads = self._pictures is None and self.num_experts is None
         self.dtype, self._rounded, self._scale, self._four_bits = dtype, rounded, adapter_scale, four_bits
         self._blocks: Blocks | None = None
         if files is not None:
@@ -132,10 +135,23 @@ class PlainModel:
         text = {id(own) for part in whole for own in part.parameters()}
         return [name for name, own in self.module.named_parameters() if id(own) in text]
 
-    def groups(self, many: Sequence[Any]) -> list[list[Any]]:
-        """Return these in the groups that are computed together: each by itself or, where reading the weights takes
-        longer than computing with them, all."""
-        return [[*many]] if self._blocks and many else [[one] for one in many]
+    def groups(self, many: Sequence[Any], tokens: Callable[[Any], int] = lambda one: len(one.ids_T)) -> list[list[Any]]:
+        """Return these in the groups that are computed together, in their order: of a model that is read block by block
+        all, as reading takes longer than computing; of another one as many as stay small, as a pass of a short sequence
+        takes as long as one of several; each by itself where routers and images know of no padding. `tokens` is how
+        many there are in one of these."""
+        if self._blocks:
+            return [[*many]] if many else []
+        groups: list[list[Any]] = []
+        longest, num_ids = 0, len(self.module.get_input_embeddings().weight)
+        for one in many:
+            longest = max(longest, tokens(one))
+            if groups and self._pads and (len(groups[-1]) + 1) * longest * num_ids <= _TOGETHER:
+                groups[-1].append(one)
+            else:
+                groups.append([one])
+                longest = tokens(one)
+        return groups
 
     def logprobs(self, some: Sequence[PlainSequence], weights: Tensors) -> list[tuple[Tensor, Tensor]]:
         """Return logprob and entropy of each token that carries loss (S), at its temperature, for each sequence of a
@@ -147,7 +163,8 @@ class PlainModel:
 
     def distributions(self, some: Sequence[PlainSequence], weights: Tensors) -> list[Tensor]:
         """Return the logprobs of the distribution that each of these tokens is drawn from (S, V)."""
-        logits = self._forward(some, self._of_pass(weights)).logits
+        of_pass = self._of_pass(weights)
+        logits = (logits_TV for own in self.groups(some) for logits_TV in self._forward(own, of_pass).logits)
         return [self._distribution(one, logits_TV) for one, logits_TV in zip(some, logits, strict=True)]
 
     def _distribution(self, one: PlainSequence, logits_TV: Tensor) -> Tensor:
@@ -159,7 +176,8 @@ class PlainModel:
     def values(self, some: Sequence[PlainSequence], weights: Tensors) -> list[Tensor]:
         """Return a critic's value of the state before each token that carries loss (S)."""
         body: OfPass = {name: (own,) for name, own in weights.items() if not name.startswith(HEAD)}  # never adapters
-        hidden = self._forward(some, body, output_hidden_states=True).hidden_states[-1].to(self.dtype)
+        passes = (self._forward(own, body, output_hidden_states=True) for own in self.groups(some))
+        hidden = (hidden_TC.to(self.dtype) for own in passes for hidden_TC in own.hidden_states[-1])
         head_C, bias = weights[f"{HEAD}.weight"][0], weights[f"{HEAD}.bias"]
         return [hidden_TC[one.places_S - 1] @ head_C + bias for one, hidden_TC in zip(some, hidden, strict=True)]
 
@@ -175,17 +193,20 @@ class PlainModel:
         **more: Any,
     ) -> Any:
         rounding = torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._rounded)
+        ids = torch.nn.utils.rnn.pad_sequence([one.ids_T for one in some], batch_first=True)
+        more |= {"input_ids": ids, "use_cache": False}
         if self._blocks is not None:
-            ids = torch.nn.utils.rnn.pad_sequence([one.ids_T for one in some], batch_first=True)
             with self._blocks.pass_with(of_pass), rounding:
-                return self.module(input_ids=ids, use_cache=False, **more)
-        (one,) = some
-        experts = nullcontext() if one.routes_TLK is None else Chosen(one.routes_TLK, self.num_experts)
-        if self._pictures is not None:
-            more |= self._pictures.arguments(one.ids_T, one.pictures, self.dtype)
+                return self.module(**more)
+        experts: AbstractContextManager[Any] = nullcontext()
+        if not self._pads:
+            (one,) = some
+            experts = experts if one.routes_TLK is None else Chosen(one.routes_TLK, self.num_experts)
+            if self._pictures is not None:
+                more |= self._pictures.arguments(one.ids_T, one.pictures, self.dtype)
         made = {name: self._made(name, self.module.get_parameter(name), of_pass) for name in of_pass}
         with experts, watch or nullcontext(), rounding:
-            return functional_call(self.module, made, kwargs={"input_ids": one.ids_T[None], **more})
+            return functional_call(self.module, made, kwargs=more)
 
     def _of_pass(self, weights: Tensors) -> OfPass:
         """What a pass has of each weight: the weight itself, or the adapter that changes it, up and down."""

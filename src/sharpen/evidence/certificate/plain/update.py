@@ -182,7 +182,8 @@ def _backward(
     """Add the gradient of an update to the weights; the policy loss counts `share`. Return the divergence from the
     reference, token by token."""
     apart: list[Tensor] = []
-    for some in model.groups([*zip(part, _kept(model, part, weights, rules), strict=True)]):
+    pairs = [*zip(part, _kept(model, part, weights, rules), strict=True)]
+    for some in model.groups(pairs, lambda pair: len(pair[0].sequence.ids_T)):
         now = model.logprobs([one.sequence for one, _ in some], weights)
         terms = [_loss(one, kept_S, *own, rules, share) for (one, kept_S), own in zip(some, now, strict=True)]
         _backward_sum(loss_S for loss_S, _ in terms)
@@ -236,7 +237,7 @@ def _backward_pairs(
     for one in part:
         pairs.setdefault(one.sequence.owner, []).append(one)
     num_tokens = sum(len(one.sequence.places_S) for one in part)
-    for some in model.groups([*pairs.values()]):
+    for some in model.groups([*pairs.values()], lambda two: sum(len(one.sequence.ids_T) for one in two)):
         losses = []
         sequences = [one.sequence for answers in some for one in answers]
         now = (own for together in model.groups(sequences) for own in model.logprobs(together, weights))
@@ -260,7 +261,7 @@ def _backward_critic(model: PlainModel, part: Sequence[Scored], weights: Tensors
     tokens, of the value or of the value bounded near the one before the step, whichever is larger."""
     assert step.episodes is not None
     bound, num_tokens = step.episodes.value_clip, sum(len(one.sequence.places_S) for one in part)
-    for some in model.groups(part):
+    for some in model.groups(part, lambda one: len(one.sequence.ids_T)):
         losses = []
         for one, now_S in zip(some, model.values([one.sequence for one in some], weights), strict=True):
             old_S, goal_S = one.credit.values_S.to(now_S), one.credit.returns_S.to(now_S)
