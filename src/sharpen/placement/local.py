@@ -45,6 +45,9 @@ million."""
 class LocalServing:
     """Satisfies `placement.place.Serving`."""
 
+    _walked_if_unfrozen = 0
+    """How many objects walks would go over if what the owner of this process has frozen no longer were."""
+
     def __init__(self, job: Job[Recipe]) -> None:
         """Load the job's models into engines and start serving them.
 
@@ -103,9 +106,13 @@ class LocalServing:
 
     def _spare_walks(self) -> None:
         """Let the garbage collector walk less often, and not over what is loaded, until `close`. Where the owner has
-        frozen much, who knows better what stays, nothing is: counting that is a walk of its own."""
-        self._thresholds = gc.get_threshold()
-        self._freezes = len(gc.get_objects(2)) > _MANY_OBJECTS and gc.get_freeze_count() <= NEW_OBJECTS
+        frozen much, who knows better what stays, nothing is. Counting that is a walk of its own, made once."""
+        self._thresholds, self._freezes = gc.get_threshold(), False
+        walked = len(gc.get_objects(2))
+        if walked >= max(_MANY_OBJECTS, self._walked_if_unfrozen):
+            frozen = gc.get_freeze_count()
+            self._freezes = frozen <= NEW_OBJECTS
+            LocalServing._walked_if_unfrozen = 0 if self._freezes else walked + frozen
         if self._freezes:
             gc.collect()
             gc.freeze()

@@ -1,4 +1,4 @@
-"""Updates made a second time, with nothing of the trainer's: from a run's records, one sequence at a time.
+"""Updates made a second time, with nothing of the trainer's: from a run's records, sequence by sequence.
 
 - `retrain`: repeats the updates between two checkpoints, and compares every weight
 - `beside`: the same in a process beside a run

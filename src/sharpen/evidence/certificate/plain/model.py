@@ -1,8 +1,8 @@
 """A model whose weights are given with every pass, to repeat an update: transformers' own forward pass of sequences.
 
 In: the folder of a model, sequences, and its trained weights. Out: logprobs and entropies of their tokens, or a
-critic's values, by none of the trainer's and families' code: one sequence at a time or, of a model of text without
-experts, a few short ones, with padding after them, which no token before it sees.
+critic's values, by none of the trainer's and families' code: one sequence at a time, or several of a tiny model or of
+one that is read block by block, with padding after them, which no token before it sees.
 
 Shape suffixes: T tokens of a sequence, S of them that carry loss, V vocabulary, C hidden size.
 """
@@ -33,8 +33,9 @@ Tensors = Mapping[str, Tensor]
 
 HEAD = "value_head"
 """The critic's layer in place of the output layer."""
-_TOGETHER = 2**26
-"""Numbers of the logits, the largest of what a pass makes, of all sequences that are computed together, at most."""
+_TOGETHER = 2**28
+"""Products of a pass with several sequences, tokens times weights, at most. With so few its time is that of Python's
+code, however many they are. Sequences of a real model are more, and go one by one in the memory of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,16 +138,15 @@ class PlainModel:
 
     def groups(self, many: Sequence[Any], tokens: Callable[[Any], int] = lambda one: len(one.ids_T)) -> list[list[Any]]:
         """Return these in the groups that are computed together, in their order: of a model that is read block by block
-        all, as reading takes longer than computing; of another one as many as stay small, as a pass of a short sequence
-        takes as long as one of several; each by itself where routers and images know of no padding. `tokens` is how
-        many there are in one of these."""
+        all, as reading takes longer than computing; of another one as many as stay few (`_TOGETHER`); each by itself
+        where routers and images know of no padding. `tokens` is how many there are in one of these."""
         if self._blocks:
             return [[*many]] if many else []
         groups: list[list[Any]] = []
-        longest, num_ids = 0, len(self.module.get_input_embeddings().weight)
+        longest, num_weights = 0, sum(own.numel() for own in self.module.parameters())
         for one in many:
             longest = max(longest, tokens(one))
-            if groups and self._pads and (len(groups[-1]) + 1) * longest * num_ids <= _TOGETHER:
+            if groups and self._pads and (len(groups[-1]) + 1) * longest * num_weights <= _TOGETHER:
                 groups[-1].append(one)
             else:
                 groups.append([one])
