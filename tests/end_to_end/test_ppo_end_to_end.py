@@ -36,7 +36,7 @@ def run(folder: Path, model: Path, dataset: Path, *, algorithm="ppo", group_size
         eval_dataset=DatasetConfig(path=str(dataset), split="test"),
         model=TunerModelConfig(model_path=str(model), max_model_len=128, max_tokens=4),
         algorithm=AlgorithmConfig(
-            algorithm_type=algorithm, group_size=group_size, batch_size=8, learning_rate=2e-2, save_interval_steps=1
+            algorithm_type=algorithm, group_size=group_size, batch_size=4, learning_rate=2e-2, save_interval_steps=1
         ),
         settings={
             "checkpoint_root_dir": str(folder),
@@ -100,7 +100,7 @@ def test_kl_in_the_reward_and_an_adaptive_coefficient_in_a_run(tmp_path, toy_mod
     """A group method: the certificate recomputes the advantages before the penalty, and says so."""
     loss = {"loss.kl": "k2", "loss.kl_coef": 0.01, "loss.kl_in": "reward", "loss.kl_target": 0.1}
     settings = {**loss, "loss.kl_horizon": 64, "loss.behaviour": "truncated", "trainer.num_minibatches": 2}
-    result = run(tmp_path, toy_model_dir, toy_dataset, algorithm="grpo", steps=4, settings=settings)
+    result = run(tmp_path, toy_model_dir, toy_dataset, algorithm="grpo", steps=3, settings=settings)
     steps = rows(result)
     # At the start nothing diverges: the error is held at -0.2, half a horizon of rollouts.
     assert [row["trainer/kl_coef"] for row in steps[:2]] == pytest.approx([0.01, 0.009])

@@ -284,7 +284,7 @@ def test_replay_takes_part_within_its_own_bound(tmp_path, toy_model_dir, toy_dat
     """Replayed groups train together with fresh ones, also after a resume. Both keep their own bound, and `certify`
     draws the same groups. Red when `_async_metrics` (rollouts.py) counts replayed tokens as fresh."""
     settings = {"sampling.replay_share": 1.0}  # two groups in each step but the first
-    run(tmp_path, toy_model_dir, toy_dataset, sync, steps=3, workflow=pauses, settings=settings)
+    run(tmp_path, toy_model_dir, toy_dataset, sync, steps=4, workflow=pauses, settings=settings)
     result = run(tmp_path, toy_model_dir, toy_dataset, sync, steps=6, workflow=pauses, settings=settings)
     shown = rows(result.run_dir)
     assert sum(row["batch/groups_replayed"] for row in shown) >= 7
