@@ -39,7 +39,7 @@ def run(folder: Path, model: Path, dataset: Path, **options):
         train_dataset=DatasetConfig(path=str(dataset), split="train", total_steps=steps),
         eval_dataset=DatasetConfig(path=str(dataset), split="test"),
         model=TunerModelConfig(model_path=str(model), max_model_len=128, max_tokens=8),
-        algorithm=AlgorithmConfig(algorithm_type="grpo", group_size=8, batch_size=4, learning_rate=2e-2),
+        algorithm=AlgorithmConfig(algorithm_type="grpo", group_size=8, batch_size=4, learning_rate=4e-2),
         settings=settings,
         **options,
     )

@@ -47,7 +47,7 @@ def run(folder: Path, model: Path, dataset: Path, workflow: Any = more_vowels_th
         eval_dataset=DatasetConfig(path=str(dataset), split="test"),
         model=TunerModelConfig(model_path=str(model), max_model_len=128, max_tokens=8),
         algorithm=AlgorithmConfig(
-            algorithm_type=settings.pop("algorithm", "grpo"), group_size=4, batch_size=4, learning_rate=5e-3
+            algorithm_type=settings.pop("algorithm", "grpo"), group_size=8, batch_size=4, learning_rate=5e-3
         ),
         settings={
             "checkpoint_root_dir": str(folder),

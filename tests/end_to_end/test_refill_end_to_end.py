@@ -29,7 +29,7 @@ async def holds_letter(task, model, max_tokens=4):
     return WorkflowOutput(reward=float("e" in text))
 
 
-def run(folder: Path, model: Path, dataset: Path, *, steps: int, algorithm: str = "dapo", settings=None, workflow=None):
+def run(folder, model, dataset, *, steps: int, algorithm="dapo", save_interval_steps=3, settings=None, workflow=None):
     return tune(
         workflow_func=workflow or holds_letter,
         train_dataset=DatasetConfig(path=str(dataset), split="train", total_steps=steps),
@@ -40,7 +40,7 @@ def run(folder: Path, model: Path, dataset: Path, *, steps: int, algorithm: str 
             group_size=3,
             batch_size=BATCH_SIZE,
             learning_rate=1e-3,
-            save_interval_steps=3,
+            save_interval_steps=save_interval_steps,
         ),
         project_name="P",
         experiment_name="fixed",
@@ -176,7 +176,7 @@ def test_a_killed_run_goes_on_with_exactly_the_tasks_it_would_have_drawn(tmp_pat
     Red when `state` (order.py) leaves the position out of the checkpoint, or `_last_groups` (certify.py) takes the
     groups of both attempts.
     """
-    options = {"steps": 5, "settings": {**REFILL_ALL, "algorithm.save_interval_steps": 2}}
+    options = {"steps": 5, "save_interval_steps": 2, "settings": REFILL_ALL}
     run_dir = run_killed(run, holds_letter, tmp_path, toy_model_dir, toy_dataset, recorded=3, **options)
     assert load(pointed(run_dir, "latest")).state["position"]["step"] == 2
     assert [record.step for record in read_steps(run_dir / "run.db")] == [1, 2, 3]

@@ -20,9 +20,9 @@ async def prefers_letter(task, model):
 def test_remax_compares_with_the_greedy_rollout_and_learns(tmp_path, toy_model_dir, toy_dataset):
     result = tune(
         workflow_func=prefers_letter,
-        train_dataset=DatasetConfig(path=str(toy_dataset), split="train", total_steps=12),
+        train_dataset=DatasetConfig(path=str(toy_dataset), split="train", total_steps=18),
         model=TunerModelConfig(model_path=str(toy_model_dir), max_model_len=128, max_tokens=8),
-        algorithm=AlgorithmConfig(algorithm_type="remax", group_size=4, batch_size=6, learning_rate=2e-2),
+        algorithm=AlgorithmConfig(algorithm_type="remax", group_size=4, batch_size=8, learning_rate=2e-2),
         settings={
             "checkpoint_root_dir": str(tmp_path),
             "rollout.failure_reward": 0.0,
@@ -37,7 +37,7 @@ def test_remax_compares_with_the_greedy_rollout_and_learns(tmp_path, toy_model_d
     assert fmean(rewards_by_step[-4:]) > 3 * fmean(rewards_by_step[:4]), rewards_by_step
     journal = result.run_dir / "run.db"
     groups = {group.id: group for group in read_groups(journal)}
-    assert len(groups) == 12 * 6
+    assert len(groups) == 18 * 8
     for group in groups.values():
         assert len(group.rollouts) == 4
         assert group.baseline is not None
