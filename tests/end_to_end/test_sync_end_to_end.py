@@ -134,8 +134,8 @@ def test_fixed_is_as_far_behind_as_the_schedule_says_and_compared_after_every_sy
     anything is rolled out after. Red when `train` (rollouts.py) passes no probe, or `_sync` (explorer.py) asks for
     none.
     """
-    settings = {**options.pop("settings", {}), "deterministic": True}
-    result = run(tmp_path, toy_model_dir, toy_dataset, sync, settings=settings, **options)
+    options = {**options, "settings": {**options.get("settings", {}), "deterministic": True}}
+    result = run(tmp_path, toy_model_dir, toy_dataset, sync, **options)
     found = ages_by_step(result.run_dir)
     assert found[:4] == [{age} for age in ages[:4]]
     assert all(max(one) <= age for one, age in zip(found, ages, strict=True))
@@ -212,9 +212,15 @@ def test_rollouts_in_flight_go_on_under_new_weights_with_a_version_for_each_toke
 
 
 def test_trap_25_two_deterministic_runs_are_bitwise_equal_one_step_off(tmp_path, toy_model_dir, toy_dataset):
-    """Red when `fixed` syncs before what is in flight has ended: the clock would decide on versions."""
+    """Red when `fixed` syncs before what is in flight has ended: the clock would decide on versions. In the second run
+    some rollouts begin only when the step before theirs has long trained."""
+
+    async def late(task, model):
+        await asyncio.sleep(random.choice((0.0, 0.5)))
+        return await letters(task, model)
+
     weights = []
-    for number, workflow in enumerate((letters, pauses)):
+    for number, workflow in enumerate((letters, late)):
         folder, settings = tmp_path / str(number), {"deterministic": True}
         result = run(folder, toy_model_dir, toy_dataset, {"offset": 1}, workflow=workflow, settings=settings, steps=4)
         weights.append((result.model_dir / "model.safetensors").read_bytes())

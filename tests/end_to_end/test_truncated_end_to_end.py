@@ -60,8 +60,8 @@ def steps(run_dir):
 )
 def test_tokens_of_a_truncated_distribution_train_and_are_compared(tmp_path, toy_model_dir, algorithm, loss):
     """All tokens are truncated in both steps, by the run or by the agent: all are compared, by the trainer, the
-    certificate and its plain loop, and one algorithm's gradients before the first step too. Red when supports are lost on the way, when a row gets another's, or when the ratio
-    is to the whole distribution."""
+    certificate and its plain loop, and one algorithm's gradients before the first step too. Red when supports are lost
+    on the way, when a row gets another's, or when the ratio is to the whole distribution."""
     sampling = {"top_p": 0.8, "top_k": 9, "min_p": 0.01}
     checked = algorithm == "grpo"
     run_dir = run(
