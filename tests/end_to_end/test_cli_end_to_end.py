@@ -42,7 +42,7 @@ def config(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> Path:
         f"checkpoint_root_dir: {tmp_path / 'runs'}\n"
         f"train_dataset: {{path: {toy_dataset}, total_steps: 2}}\n"
         f"model: {{model_path: {toy_model_dir}, max_model_len: 64}}\n"
-        "algorithm: {group_size: 8, batch_size: 2, learning_rate: 0.001}\n"
+        "algorithm: {group_size: 4, batch_size: 2, learning_rate: 0.001}\n"
     )
     return path
 
@@ -63,7 +63,7 @@ def test_check_says_ready_or_what_to_fix_and_a_terminal_how_far_it_is(config, ca
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == "ready"
     assert "loading the model" not in out
-    for begun in ("loading libraries", "loading the model", "checking agent and judge 0/48"):
+    for begun in ("loading libraries", "loading the model", "checking agent and judge 0/24"):
         assert begun in terminal.getvalue()
     assert "s for a step's at this pace" in out
     constant = f"workflow={config.parent / 'agent.py'}:constant"

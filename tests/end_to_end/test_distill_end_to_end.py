@@ -60,11 +60,12 @@ def run(
         train_dataset=DatasetConfig(path=str(dataset), split="train", total_steps=steps),
         model=TunerModelConfig(model_path=str(model), max_model_len=128, max_tokens=4),
         algorithm=AlgorithmConfig(
-            algorithm_type=algorithm, group_size=group_size, batch_size=8, learning_rate=5e-3, save_interval_steps=1
+            algorithm_type=algorithm, group_size=group_size, batch_size=4, learning_rate=5e-3, save_interval_steps=1
         ),
         settings={
             "checkpoint_root_dir": str(folder),
             "evaluation.hold_out": False,
+            "certificate.retrain": "off",
             "rollout.max_attempts": 1,
             **({} if teacher is None else {"distill.teacher_path": str(teacher)}),
             **(settings or {}),
@@ -172,6 +173,7 @@ def test_the_model_teaches_itself_what_only_the_teacher_is_told(tmp_path, toy_mo
         "distill.own_weights": weights,
         "distill.context": "{prompt}\nThe answer is {answer}.",
         "rollout.failure_reward": 0.0,
+        "check.enabled": False,
     }
     result = run(tmp_path, toy_model_dir, None, toy_dataset, workflow=rewarded, steps=2, settings=settings)
     assert all(row["trainer/distill_divergence"] > 0 for row in rows(result))

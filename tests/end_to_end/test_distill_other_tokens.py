@@ -78,7 +78,7 @@ def run(
         train_dataset=DatasetConfig(path=str(tasks), split="train", total_steps=steps),
         model=TunerModelConfig(model_path=str(model), max_model_len=128, max_tokens=8),
         algorithm=AlgorithmConfig(
-            algorithm_type=algorithm, group_size=2, batch_size=8, learning_rate=rate, save_interval_steps=1
+            algorithm_type=algorithm, group_size=2, batch_size=4, learning_rate=rate, save_interval_steps=1
         ),
         settings={
             "checkpoint_root_dir": str(root),
@@ -160,5 +160,5 @@ def test_what_needs_equal_tokens_is_refused_before_anything_is_loaded(tmp_path, 
 
 
 def test_a_run_of_calls_that_no_teacher_reads_fails_and_says_why(tmp_path, student, teacher, tasks):
-    with pytest.raises(TrainingError, match=r"cannot read 16 of the 16 calls of this step.*top_p \(16\)"):
+    with pytest.raises(TrainingError, match=r"cannot read 8 of the 8 calls of this step.*top_p \(8\)"):
         run(tmp_path, student, teacher, tasks, workflow=cut)

@@ -38,6 +38,8 @@ def test_a_trainer_learns_from_the_images_that_an_explorer_collected_before(
         f"train_dataset: {{path: {toy_dataset}, total_steps: 2}}\n"
         f"model: {{model_path: {folder}, max_model_len: 96}}\n"
         "algorithm: {algorithm_type: grpo, group_size: 4, batch_size: 2, learning_rate: 0.01}\n"
+        "evaluation: {before_and_after: false}\n"
+        "certificate: {retrain: 'off'}\n"
     )
     for mode in ("explore", "train"):
         assert main(["run", "--config", str(config), "--set", f"mode={mode}"]) == 0

@@ -25,6 +25,7 @@ def run(tmp_path, model_dir, dataset, *, steps=2, temperature=1.0, name="run", *
         settings={
             "checkpoint_root_dir": str(tmp_path),
             "check.enabled": False,
+            "certificate.retrain": "off",
             "evaluation.before_and_after": False,
             "engine.dtype": "bfloat16",
             "trainer.dtype": "bfloat16",

@@ -117,7 +117,8 @@ def continued(tmp_path_factory: pytest.TempPathFactory, loud_model_dir: Path, to
     follows = {"policies.rival.follow": "trained", "policies.rival.every": 2}
     saved = {"algorithm.save_interval_steps": 1, "trainer.keep_checkpoints": 9}
     for steps in (4, 5):
-        result = run(folder, loud_model_dir, toy_dataset, steps=steps, **follows, **saved)
+        options = {**follows, **saved, "evaluation.max_tasks": 2}
+        result = run(folder, loud_model_dir, toy_dataset, steps=steps, **options)
     return result
 
 

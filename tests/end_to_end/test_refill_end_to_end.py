@@ -29,7 +29,7 @@ async def holds_letter(task, model, max_tokens=4):
     return WorkflowOutput(reward=float("e" in text))
 
 
-def run(folder: Path, model: Path, dataset: Path, *, steps: int, algorithm: str = "dapo", settings=None, workflow=None):
+def run(folder, model, dataset, *, steps: int, algorithm="dapo", save_interval_steps=3, settings=None, workflow=None):
     return tune(
         workflow_func=workflow or holds_letter,
         train_dataset=DatasetConfig(path=str(dataset), split="train", total_steps=steps),
@@ -40,7 +40,7 @@ def run(folder: Path, model: Path, dataset: Path, *, steps: int, algorithm: str 
             group_size=3,
             batch_size=BATCH_SIZE,
             learning_rate=1e-3,
-            save_interval_steps=3,
+            save_interval_steps=save_interval_steps,
         ),
         project_name="P",
         experiment_name="fixed",
@@ -90,10 +90,10 @@ def test_flat_groups_are_replaced_until_the_batch_is_full_and_the_certificate_ho
     tmp_path, toy_model_dir, toy_dataset, capsys
 ):
     """Red when `gather` (explorer.py) does not refill, or `draw` goes on from another position."""
-    result = run(tmp_path, toy_model_dir, toy_dataset, steps=5, settings=REFILL_ALL)
+    result = run(tmp_path, toy_model_dir, toy_dataset, steps=3, settings=REFILL_ALL)
     steps = last_groups(result.run_dir)
     drawn = check_order(steps)
-    assert len(drawn) > 5 * BATCH_SIZE
+    assert len(drawn) > 3 * BATCH_SIZE
     for row in rows(result.run_dir):
         assert row["refill/usable_groups"] == row["batch/groups"] == BATCH_SIZE
         assert row["refill/tasks"] == len(steps[row["step"]]) - BATCH_SIZE == row["batch/groups_dropped_flat"]
@@ -171,18 +171,18 @@ def test_the_difficulty_orders_state_is_in_the_checkpoint_and_resumed(tmp_path, 
 
 
 def test_a_killed_run_goes_on_with_exactly_the_tasks_it_would_have_drawn(tmp_path, toy_model_dir, toy_dataset):
-    """Killed in step 5, with the last checkpoint after step 3: steps 4 and 5 are done again.
+    """Killed in step 4, with the last checkpoint after step 2: steps 3 and 4 are done again.
 
     Red when `state` (order.py) leaves the position out of the checkpoint, or `_last_groups` (certify.py) takes the
     groups of both attempts.
     """
-    options = {"steps": 7, "settings": REFILL_ALL}
-    run_dir = run_killed(run, holds_letter, tmp_path, toy_model_dir, toy_dataset, recorded=4, **options)
-    assert load(pointed(run_dir, "latest")).state["position"]["step"] == 3
-    assert [record.step for record in read_steps(run_dir / "run.db")] == [1, 2, 3, 4]
+    options = {"steps": 5, "save_interval_steps": 2, "settings": REFILL_ALL}
+    run_dir = run_killed(run, holds_letter, tmp_path, toy_model_dir, toy_dataset, recorded=3, **options)
+    assert load(pointed(run_dir, "latest")).state["position"]["step"] == 2
+    assert [record.step for record in read_steps(run_dir / "run.db")] == [1, 2, 3]
     run(tmp_path, toy_model_dir, toy_dataset, **options)
     steps = last_groups(run_dir)
-    assert sorted(steps) == [1, 2, 3, 4, 5, 6, 7]
+    assert sorted(steps) == [1, 2, 3, 4, 5]
     drawn = check_order(steps)
     assert load(pointed(run_dir, "latest")).state["position"]["order"]["position"] == len(drawn) % NUM_TASKS
     for epoch in range(len(drawn) // NUM_TASKS):

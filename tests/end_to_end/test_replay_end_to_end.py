@@ -52,6 +52,7 @@ def run(folder: Path, model: Path, dataset: Path, *, steps: int, algorithm: str 
             "check.enabled": False,
             "rollout.failure_reward": 0.0,
             "deterministic": True,
+            "certificate.retrain": "off",
             "engine.max_slots": 12,
             **(REPLAY if settings is None else settings),
         },

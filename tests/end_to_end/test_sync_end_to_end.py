@@ -20,19 +20,20 @@ from sharpen.learning.experience.reading import read_groups, read_groups_at, rea
 from sharpen.learning.recipe import check_settings, recipe_of
 from sharpen.learning.trainer.checkpoint import load, pointed
 
-BATCH_SIZE, GROUP_SIZE, STEPS = 3, 4, 6
+BATCH_SIZE, GROUP_SIZE, STEPS = 2, 4, 6
 
 
 async def letters(task, model):
-    """Two calls, the second after the first one's answer; the reward is the share of the letter 'e'."""
+    """Two calls, the second after the first one's answer; the reward is the share of letters up to 'm', of which a
+    random model says some in nearly every answer, so that small batches have something to learn from."""
     messages = [{"role": "user", "content": task["question"]}]
     text = ""
     for _ in range(2):
-        reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=6)
+        reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=4)
         said = reply.choices[0].message.content or ""
         text += said
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
-    return WorkflowOutput(reward=text.count("e") / 12)
+    return WorkflowOutput(reward=sum("a" <= letter <= "m" for letter in text) / 12)
 
 
 async def pauses(task, model):
@@ -56,7 +57,7 @@ def run(
                 "batch_size": BATCH_SIZE,
                 "learning_rate": 1e-2,
                 "save_interval_steps": 3,
-                "eval_interval_steps": 4,
+                "eval_interval_steps": 99,
                 **algorithm,
             }
         ),
@@ -65,7 +66,9 @@ def run(
         settings={
             "checkpoint_root_dir": str(folder),
             "evaluation.before_and_after": False,
+            "evaluation.max_tasks": 2,
             "check.enabled": False,
+            "certificate.retrain": "off",  # these tests certify what is recorded
             "rollout.failure_reward": 0.0,
             "engine.max_slots": 12,
             **{f"sync.{name}": value for name, value in sync.items()},
@@ -109,19 +112,30 @@ def ages_by_step(run_dir: Path) -> list[set[int]]:
 
 
 @pytest.mark.parametrize(
-    ("sync", "settings", "ages"),
+    ("sync", "options", "ages", "compared"),
     [
-        ({"offset": 1}, {}, [0, 1, 1, 1, 1, 1]),
-        ({"interval": 2}, {}, [0, 1, 0, 1, 0, 1]),
-        ({"interval": 2, "offset": 1}, {"trainer.num_minibatches": 2}, [0, 2, 4, 2, 4, 2]),
+        ({"offset": 1}, {}, [0, 1, 1, 1, 1, 1], [True, True, True, True, True, False]),
+        ({"interval": 2}, {}, [0, 1, 0, 1, 0, 1], [True, False, True, False, True, False]),
+        (
+            {"interval": 2, "offset": 1},
+            {"eval_interval_steps": 4, "settings": {"trainer.num_minibatches": 2}},
+            [0, 2, 4, 2, 4, 2],
+            None,
+        ),
     ],
 )
-def test_fixed_is_as_far_behind_as_the_schedule_says(
-    tmp_path, toy_model_dir, toy_dataset, capsys, sync, settings, ages
+def test_fixed_is_as_far_behind_as_the_schedule_says_and_compared_after_every_sync(
+    tmp_path, toy_model_dir, toy_dataset, capsys, sync, options, ages, compared
 ):
-    """The ages are those of the schedule; the evaluation after step 4 only makes the batches behind it younger.
-    Offline, a smaller bound is seen to be broken. Red when `certify` takes the groups' version for the trainer's."""
-    result = run(tmp_path, toy_model_dir, toy_dataset, sync, settings={**settings, "deterministic": True})
+    """The ages are those of the schedule; an evaluation after step 4 only makes the batches behind it younger.
+    Offline, a smaller bound is seen to be broken. Red when `certify` takes the groups' version for the trainer's.
+
+    Where a step trains on older tokens alone, a probe of the engine is compared; the last step follows no sync that
+    anything is rolled out after. Red when `train` (rollouts.py) passes no probe, or `_sync` (explorer.py) asks for
+    none.
+    """
+    options = {**options, "settings": {**options.get("settings", {}), "deterministic": True}}
+    result = run(tmp_path, toy_model_dir, toy_dataset, sync, **options)
     found = ages_by_step(result.run_dir)
     assert found[:4] == [{age} for age in ages[:4]]
     assert all(max(one) <= age for one, age in zip(found, ages, strict=True))
@@ -137,6 +151,12 @@ def test_fixed_is_as_far_behind_as_the_schedule_says(
     assert [row["sync/staleness_max"] for row in shown] == [max(one) for one in found]
     assert "rollouts run ahead of the training (sync.style fixed" in (out := capsys.readouterr().out)
     assert "time of all steps: generating" in out
+    if compared:
+        assert found == [{age} for age in ages]
+        assert [row.get("trainer/logprob_gap_tokens", 0) > 0 for row in shown] == compared
+    probed = [row for row in shown if row["sync/staleness_max"] > 0]
+    assert max(row.get("trainer/logprob_gap_tokens", 0) for row in probed) <= 16
+    assert all(row.get("trainer/logprob_gap_max", 0) <= 1e-4 for row in shown)
 
 
 @pytest.mark.parametrize(
@@ -150,11 +170,11 @@ def test_fixed_is_as_far_behind_as_the_schedule_says(
 )
 def test_other_styles_stay_within_their_bound(tmp_path, toy_model_dir, toy_dataset, sync):
     """Red when `_may_begin` (sync/schedule.py) does not look at the age."""
-    result = run(tmp_path, toy_model_dir, toy_dataset, sync, workflow=pauses)
+    result = run(tmp_path, toy_model_dir, toy_dataset, sync, workflow=pauses, steps=5)
     bound = sync.get("max_staleness", 2 * sync.get("interval", 1) - 1)
     found = ages_by_step(result.run_dir)
     assert 0 < max(max(one) for one in found) <= bound
-    check_accounted(result.run_dir)
+    check_accounted(result.run_dir, 5)
     certificate = certify(result.run_dir)
     assert certificate.holds, certificate.problems
     assert {check.name: check.broken for check in certificate.checks}["staleness"] == 0
@@ -180,7 +200,7 @@ def test_rollouts_in_flight_go_on_under_new_weights_with_a_version_for_each_toke
 
         sync = {"style": style, "max_staleness": 2}
         slow = waits_for_its_turn
-        result = run(tmp_path / style, toy_model_dir, toy_dataset, sync, workflow=slow, steps=6, eval_interval_steps=99)
+        result = run(tmp_path / style, toy_model_dir, toy_dataset, sync, workflow=slow, steps=4)
         rollouts = [rollout for group in read_groups(result.run_dir / "run.db") for rollout in group.scored]
         mixed[style] = sum(len({int(v) for call in one.calls for v in call.versions_S}) > 1 for one in rollouts)
         certificate = certify(result.run_dir)
@@ -191,28 +211,18 @@ def test_rollouts_in_flight_go_on_under_new_weights_with_a_version_for_each_toke
     assert mixed["dynamic_by_explorer"] == 0
 
 
-def test_every_sync_is_followed_by_a_comparison_with_the_engine(tmp_path, toy_model_dir, toy_dataset):
-    """Where a step trains on older tokens alone, a probe of the engine is compared. Red when `train` (rollouts.py)
-    passes no probe, or `_sync` (explorer.py) asks for none."""
-    compared = []
-    for number, sync in enumerate(({"offset": 1}, {"interval": 2})):
-        result = run(tmp_path / str(number), toy_model_dir, toy_dataset, sync, eval_interval_steps=9)
-        compared.append([row.get("trainer/logprob_gap_tokens", 0) for row in rows(result.run_dir)])
-        assert all(row.get("trainer/logprob_gap_max", 0) <= 1e-4 for row in rows(result.run_dir))
-    assert min(compared[0][:-1]) > 0
-    assert max(compared[0][1:]) <= 16
-    assert compared[0][-1] == 0, "the last step follows no sync: nothing is rolled out any more"
-    assert [count > 0 for count in compared[1]] == [True, False, True, False, True, False]
-
-
 def test_trap_25_two_deterministic_runs_are_bitwise_equal_one_step_off(tmp_path, toy_model_dir, toy_dataset):
-    """Red when `fixed` syncs before what is in flight has ended: the clock would decide on versions."""
+    """Red when `fixed` syncs before what is in flight has ended: the clock would decide on versions. In the second run
+    some rollouts begin only when the step before theirs has long trained."""
+
+    async def late(task, model):
+        await asyncio.sleep(random.choice((0.0, 0.5)))
+        return await letters(task, model)
+
     weights = []
-    for number, workflow in enumerate((letters, pauses)):
-        settings = {"deterministic": True}
-        result = run(
-            tmp_path / str(number), toy_model_dir, toy_dataset, {"offset": 1}, workflow=workflow, settings=settings
-        )
+    for number, workflow in enumerate((letters, late)):
+        folder, settings = tmp_path / str(number), {"deterministic": True}
+        result = run(folder, toy_model_dir, toy_dataset, {"offset": 1}, workflow=workflow, settings=settings, steps=4)
         weights.append((result.model_dir / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
 
@@ -230,16 +240,17 @@ def test_trap_13_and_24_a_killed_run_rolls_out_again_what_was_in_flight(tmp_path
     no token is too old. Red when `run.assembly` passes no `drawn`: their tasks would be skipped; or when the
     explorer forgets to serve the restored weights' version.
     """
-    run_dir = run_killed(run, letters, tmp_path, toy_model_dir, toy_dataset, recorded=4, sync=sync, steps=8)
+    options: dict = {"sync": sync, "steps": 7}
+    run_dir = run_killed(run, letters, tmp_path, toy_model_dir, toy_dataset, recorded=4, **options)
     position = load(pointed(run_dir, "latest")).state["position"]
     assert position["step"] in (3, 4)
     assert position["drawn"], "batches were in flight"
-    run(tmp_path, toy_model_dir, toy_dataset, sync, steps=8)
-    check_accounted(run_dir, 8)
+    run(tmp_path, toy_model_dir, toy_dataset, **options)
+    check_accounted(run_dir, 7)
     assert max(max(ages) for ages in ages_by_step(run_dir)) <= 2
     certificate = certify(run_dir)
     assert certificate.holds, certificate.problems
-    whole = run(tmp_path / "whole", toy_model_dir, toy_dataset, sync, steps=8)
+    whole = run(tmp_path / "whole", toy_model_dir, toy_dataset, **options)
     assert tasks_by_step(run_dir) == tasks_by_step(whole.run_dir)
 
 
@@ -269,24 +280,24 @@ def test_a_run_that_its_time_limit_ends_gives_up_what_is_in_flight_and_goes_on_f
     second = run(tmp_path, toy_model_dir, toy_dataset, {"offset": 2}, workflow=slow, settings=settings)
     assert second.steps == 2
     assert late == 0
-    third = run(tmp_path, toy_model_dir, toy_dataset, {"offset": 2})
-    assert third.steps == STEPS
-    check_accounted(third.run_dir)
+    third = run(tmp_path, toy_model_dir, toy_dataset, {"offset": 2}, steps=4)
+    assert third.steps == 4
+    check_accounted(third.run_dir, 4)
 
 
 @pytest.mark.parametrize(("sync", "bound"), [({"offset": 1}, 5), ({"style": "fully_async", "max_staleness": 2}, 6)])
 def test_replay_takes_part_within_its_own_bound(tmp_path, toy_model_dir, toy_dataset, sync, bound):
     """Replayed groups train together with fresh ones, also after a resume. Both keep their own bound, and `certify`
     draws the same groups. Red when `_async_metrics` (rollouts.py) counts replayed tokens as fresh."""
-    settings = {"sampling.replay_share": 0.7}
+    settings = {"sampling.replay_share": 1.0}  # two groups in each step but the first
     run(tmp_path, toy_model_dir, toy_dataset, sync, steps=4, workflow=pauses, settings=settings)
-    result = run(tmp_path, toy_model_dir, toy_dataset, sync, steps=8, workflow=pauses, settings=settings)
+    result = run(tmp_path, toy_model_dir, toy_dataset, sync, steps=6, workflow=pauses, settings=settings)
     shown = rows(result.run_dir)
-    assert sum(row["batch/groups_replayed"] for row in shown) >= 10
+    assert sum(row["batch/groups_replayed"] for row in shown) >= 7
     assert 1 < max(row["batch/replay_age_max"] for row in shown) <= bound
     assert max(row["sync/staleness_max"] for row in shown) <= shown[0]["sync/staleness_allowed"] <= 2
     assert shown[1]["trainer/logprob_gap_tokens"] >= 16, "the probe of the sync behind step 1"
-    check_accounted(result.run_dir, 8, replays=True)
+    check_accounted(result.run_dir, 6, replays=True)
     certificate = certify(result.run_dir)
     assert certificate.holds, certificate.problems
 
@@ -307,7 +318,7 @@ def test_refill_takes_part(tmp_path, toy_model_dir, toy_dataset):
         toy_model_dir,
         toy_dataset,
         {"offset": 1},
-        steps=4,
+        steps=3,
         workflow=holds_letter,
         settings=settings,
         **options,

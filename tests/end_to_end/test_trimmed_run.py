@@ -43,6 +43,7 @@ def run(folder, model, dataset, *, steps, algorithm="grpo", **settings):
             "trainer.keep_checkpoints": 10,
             "evaluation.before_and_after": False,
             "check.enabled": False,
+            "certificate.retrain": "off",
             "rollout.failure_reward": 0.0,
             **settings,
         },

@@ -34,7 +34,10 @@ def config(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> Path:
         "name: apart\n"
         f"train_dataset: {{path: {toy_dataset}, total_steps: {STEPS}}}\n"
         f"model: {{model_path: {toy_model_dir}, max_model_len: 96}}\n"
-        "algorithm: {algorithm_type: grpo, group_size: 4, batch_size: 3, learning_rate: 0.01}\n"
+        "evaluation: {before_and_after: false}\n"
+        "check: {enabled: false}\n"
+        "certificate: {retrain: 'off'}\n"
+        "algorithm: {algorithm_type: grpo, group_size: 4, batch_size: 2, learning_rate: 0.01}\n"
     )
     return path
 
@@ -56,7 +59,7 @@ def test_a_trainer_learns_from_what_an_explorer_collected_before(config, capsys)
     out = capsys.readouterr().out
     assert "is running?" not in out
     groups = list(read_groups(run_dir(config) / "run.db"))
-    assert len(groups) == 3 * STEPS
+    assert len(groups) == 2 * STEPS
     assert {group.version for group in groups} == {0}
     steps = read_steps(run_dir(config) / "run.db")
     assert [step.step for step in steps] == [1, 2, 3, 4]

@@ -21,10 +21,10 @@ def test_both_steps_and_what_each_gained(line, short, check_run, capsys):
     from prompt_then_rl.proposer import PROPOSALS
 
     options = [*line, *short, "--max-tokens=48", f"--data={QUICKSTART / 'data'}"]
-    prompt, figures, result = main([*options, "--eval-tasks=16", "--prompt-tasks=30"])
+    prompt, figures, result = main([*options, "--eval-tasks=8", "--prompt-tasks=30"])
     assert prompt in PROPOSALS
     assert figures["validation_after"] > figures["validation_before"]
-    assert figures["num_tasks"] == 16
+    assert figures["num_tasks"] == 8
     rollouts = check_run(result)
     assert {call.messages[0]["content"] for rollout in rollouts for call in rollout.calls} == {prompt}
     assert prompt != PROMPT

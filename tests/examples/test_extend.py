@@ -60,7 +60,8 @@ def place(tmp_path: Path) -> Callable[[str], str]:
 
 @pytest.fixture
 def trained(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> Callable[..., Any]:
-    """Train the toy model for two steps, or more, with `settings`, and certify it."""
+    """Train the toy model for two steps, or more, with `settings`, and certify it. What checks a run before its first
+    step, and makes steps of it once more, has nothing of most parts' own: tests of parts of the model switch it on."""
 
     def train(*, steps: int = 2, **options: Any) -> Any:
         settings = {
@@ -68,6 +69,8 @@ def trained(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> Callable[
             "name": "extended",
             "rollout.failure_reward": 0.0,
             "evaluation.before_and_after": False,
+            "check.enabled": False,
+            "certificate.retrain": "off",
             **options.pop("settings", {}),
         }
         arguments = {
@@ -300,7 +303,7 @@ def test_an_engine(place, trained, toy_model_dir: Path, capsys) -> None:
     """What it samples, the trainer computes again in every step; new weights come after each."""
     part = place("engine.py:PlainEngine")
     check_engine(import_object(f"{part}.start"), toy_model_dir)
-    result = trained(settings={"engine.type": part})
+    result = trained(settings={"engine.type": part, "check.enabled": True})
     assert f"engine: {part} (engine.type)" in capsys.readouterr().out
     calls = [call for group in read_groups(result.run_dir / "run.db") for one in group.rollouts for call in one.calls]
     assert {version for call in calls for version in call.versions_S.tolist()} == {0, 1}

@@ -50,7 +50,7 @@ def check(bench: Bench, run_dir: Path) -> None:
 
 def main(folder: Path, model: Path, rows: Path, most: int) -> None:
     with rows_bench(folder, model, rows, "sft") as bench:
-        places = bench.places()
+        places = bench.places
         for kind, aims in AIMS.items():
             for aim in aims[:most]:
                 place = next(places_of(aim, places), None)

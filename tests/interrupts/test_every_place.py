@@ -49,7 +49,7 @@ BORDERS = (
 def walk(bench: Bench, way: str, *, every: int = 0) -> int:
     """End a session at its places, one of so `every` or those at a border, and let another one go on from there; how
     many it were."""
-    places = bench.places()
+    places = bench.places
     first = next(place for place in places if place.function == "train_step")
     if way == "twice":
         places = places[places.index(first) + 1 :]
@@ -123,7 +123,7 @@ def test_the_walked_steps_are_those_of_the_real_run(grpo):
 def test_a_group_is_on_disk_before_it_is_trained(grpo):
     """Red when `_draw` (run/rollouts.py) does not flush the journal: its writer is kept waiting for a moment, and
     another connection sees committed rows only."""
-    places, run_dir, seen = grpo.places(), grpo.copy(), []
+    places, run_dir, seen = grpo.places, grpo.copy(), []
     adding = next(place for place in places if source(place).startswith("self.journal.add(group)"))
     training = next(place for place in places if place.function == "train_step")
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 from aims import AIMS, ROOT
 from kills import HERE, Harness, all_aims, forks, unbroken_run
-from processes import python
+from processes import forked
 
 KILLS = 4
 
@@ -27,7 +27,7 @@ def test_a_step_that_is_killed_at_a_place_is_done_again(tmp_path, toy_model_dir,
     text = "".join(f"{json.dumps({'messages': row})}\n" for row in rows)
     (tmp_path / "rows" / "train.jsonl").write_text(text)
     arguments = [str(tmp_path / "runs"), str(toy_model_dir), str(tmp_path / "rows"), str(most)]
-    with python(str(HERE / "killed_bench.py"), *arguments, paths=[HERE]) as process:
+    with forked(str(HERE / "killed_bench.py"), *arguments) as process:
         said, errors = process.communicate()
     assert process.returncode == 0, errors
     killed = [kind for line in said.splitlines() if (kind := line.partition(": at ")[0]) in AIMS]

@@ -15,7 +15,7 @@ import openai
 import peft
 import pytest
 import torch
-from processes import line_of, python
+from processes import forked, line_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -172,7 +172,7 @@ def test_a_requests_model_chooses(toy_model_dir: Path, folders):
     """By both vendors' clients, streaming or not. Red when the sampler leaves the adapter out of the request."""
     given = [f"--adapter={name}={folder}" for name, folder in folders.items()]
     command = ("-m", "sharpen.cli.main", "serve", str(toy_model_dir), "--port", "0", "--name", "base", *given)
-    with python(*command) as process:
+    with forked(*command) as process:
         lines = {}
         while "serving" not in lines:
             first, _, rest = line_of(process).partition(" ")

@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,8 @@ from sharpen.serve.visit import Visit
 
 PAGE = Path(__file__).parents[2] / "docs" / "use" / "serve.md"
 STEPS = 3
+PAUSE_S = 0.05
+"""Between two requests of those that keep asking while the trainer starts: without it they take both cores from it."""
 
 
 @pytest.fixture
@@ -38,6 +41,8 @@ def config(tmp_path: Path, toy_model_dir: Path) -> Path:
         f"train_dataset: {{total_steps: {STEPS}}}\n"
         f"model: {{model_path: {toy_model_dir}, max_model_len: 96}}\n"
         "algorithm: {algorithm_type: grpo, group_size: 2, batch_size: 2, learning_rate: 0.01}\n"
+        "check: {enabled: false}\n"
+        "certificate: {retrain: 'off'}\n"
     )
     return path
 
@@ -83,6 +88,7 @@ def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Pa
             while not stop:
                 client.talk(session, turns=1)
                 asked += 1
+                time.sleep(PAUSE_S)
             return asked
 
         def keep_streaming() -> int:
@@ -94,6 +100,7 @@ def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Pa
                     stream = own.chat.completions.create(model="m", messages=ask, max_tokens=64, stream=True)
                     assert [one.choices[0].finish_reason for one in stream if one.choices][-1] in ("stop", "length")
                     streamed += 1
+                    time.sleep(PAUSE_S)
             return streamed
 
         with ThreadPoolExecutor() as pool:
