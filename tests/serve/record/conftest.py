@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import loopback
 import openai
 import pytest
 from upstream_like_vllm import Fake
@@ -51,10 +52,10 @@ class Recorder:
             yield client
 
     def post(self, path: str, key: str = KEY, **body: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", headers=_header(key), json=body)
+        return loopback.post(f"{self.url}{path}", headers=_header(key), json=body)
 
     def get(self, path: str, key: str = KEY) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", headers=_header(key))
+        return loopback.get(f"{self.url}{path}", headers=_header(key))
 
     def metric(self, name: str) -> float:
         text = self.get("/metrics").text
