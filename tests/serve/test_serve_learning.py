@@ -18,12 +18,14 @@ from processes import ends, forked, line_of, wait_for
 from serve_client import KEY, Client, end
 
 from sharpen.cli.main import BAD_INPUT, main
+from sharpen.compat.files import load_config
 from sharpen.config.load import read_yaml, resolve
 from sharpen.evidence.certificate.certify import certify
 from sharpen.learning.experience.reading import read_groups, read_steps, read_trained
 from sharpen.placement.exchange.announcement import Announcement
 from sharpen.placement.exchange.batch import ExploredBatch
 from sharpen.placement.exchange.store import Batches, FolderStore
+from sharpen.serve.learning import Options, serve_and_learn
 from sharpen.serve.visit import Visit
 
 PAGE = Path(__file__).parents[2] / "docs" / "use" / "serve.md"
@@ -139,6 +141,21 @@ def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Pa
     assert [call.index for call in continued.calls] == [0, 1, 2, 3]
     assert {one.id for group in groups for one in group.rollouts if one.reward == 0.5} == {"step_3/b2/1"}
     assert certify(run_dir(config), logprobs=True).holds
+
+
+def test_a_session_that_is_opened_at_once_knows_the_address(config: Path):
+    """As an application opens one that has waited for the server. Red when sessions learn where it listens later."""
+    told = []
+
+    def say(line: str) -> None:
+        if line.startswith("serving used at"):
+            told.append(Client(line.split()[3]).post("/sessions", task_id="a")["base_url"])
+            raise KeyboardInterrupt
+
+    resolved = resolve(load_config(config), {"mode": "explore", "train_dataset.path": "sessions", "gateway.port": 0})
+    with pytest.raises(KeyboardInterrupt):
+        serve_and_learn(resolved, Options(name="used", key=KEY, idle_s=60.0, trainer=None), say)
+    assert [url.removesuffix("/v1").rpartition(":")[0] for url in told] == ["http://127.0.0.1"]
 
 
 def test_a_mixture_of_experts_learns_from_sessions(config: Path, write_toy_model):

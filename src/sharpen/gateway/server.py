@@ -60,13 +60,14 @@ class Server:
         `host` is the name by which an agent elsewhere knows this machine. Raises `ConfigError` if the server cannot
         listen where it should, or is not reached by that name.
         """
-        with self._lock:
-            if self._port is None:
-                if asyncio._get_running_loop() is self._loop:
-                    raise RuntimeError("base_url was read on the serving loop's thread: read it on another thread")
-                listening = asyncio.run_coroutine_threadsafe(self._listen(), self._loop)
-                self._port = listening.result(START_TIMEOUT_S)
-            return url_of(self._config, self._port, host)
+        if self._port is None:
+            if asyncio._get_running_loop() is self._loop:
+                raise RuntimeError("base_url was read on the serving loop's thread: read it on another thread")
+            with self._lock:
+                if self._port is None:
+                    asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(START_TIMEOUT_S)
+        assert self._port is not None
+        return url_of(self._config, self._port, host)
 
     async def stop(self) -> None:
         """Stop the server if it was started. On the serving loop."""
@@ -74,11 +75,11 @@ class Server:
             await self._server.stop(read_s=STOP_TIMEOUT_S)
             self._server = None
 
-    async def _listen(self) -> int:
+    async def _listen(self) -> None:
         self._server = AppServer(self._serve, self._config)
         self._connections = Connections(self._server.port, self._who_calls)
+        self._port = self._server.port  # what answers the first request may read it, on this loop too
         await self._server.start()
-        return self._server.port
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application that uvicorn runs: every path and method is the gateway's to answer. What is sent to a client

@@ -114,7 +114,7 @@ def serve_and_learn(
                 start_trainer(options.trainer, run_dir, run_dir / "explore" / "trainer.log", say)
             )
             say(f"trainer: {learning.trainer.log}")
-        learning.sessions.address = stack.enter_context(listening(front, model, config, say)).url
+        stack.enter_context(listening(front, model, config, say, learning.sessions))
         learning.run(front)
     learning.raise_if_failed()
 

@@ -30,6 +30,7 @@ from sharpen.run.decide import decide_serving
 from sharpen.serve.adapters import adapters_line, check_adapters, read_adapters
 from sharpen.serve.front import Front, OneKey
 from sharpen.serve.openapi import document
+from sharpen.serve.sessions import Sessions
 
 GRACE_S = 30.0
 """How long running requests may still take when the server ends."""
@@ -109,13 +110,18 @@ def loaded(
 
 
 @contextlib.contextmanager
-def listening(front: Front, model: Loaded, config: RunConfig, say: Callable[[str], None]) -> Iterator[Server]:
-    """Listen for the requests of applications for the time of a block."""
+def listening(
+    front: Front, model: Loaded, config: RunConfig, say: Callable[[str], None], sessions: Sessions | None = None
+) -> Iterator[None]:
+    """Listen for the requests of applications for the time of a block. `sessions` know the address before the first
+    request: an application that has waited for the server asks at once."""
     server = Server(front.start, model.thread.loop, nobody, config.gateway)
+    if sessions is not None:
+        sessions.address = server.url
     try:
         name, length = model.gateway.model_name, config.model.max_model_len
         say(f"serving {name} at {server.url()}  (context: {length} tokens; Ctrl-C ends)")
-        yield server
+        yield
     finally:
         model.thread.call(server.stop(), timeout_s=30)
 

@@ -102,12 +102,14 @@ def pass_bytes(config: Any, traced: Pass) -> int:
 
 @functools.lru_cache(maxsize=128)
 def _pass_bytes(key: _ConfigKey, traced: Pass) -> int:
-    config = key.config
-    depth = int(text_config(config).num_hidden_layers)
-    length = _pattern(text_config(config))
+    config, text = key.config, text_config(key.config)
+    depth, length = int(text.num_hidden_layers), _pattern(text)
     few = length * -(-_TRACED_LAYERS // length)
     more = few + length
-    if depth <= more:
+    shares_keys = bool(
+        getattr(text, "num_kv_shared_layers", None)
+    )  # the last layers, those of certain ones before them
+    if depth <= more or shares_keys:
         return max(_peaks(config, traced, depth))
     pairs = zip(_peaks(config, traced, few), _peaks(config, traced, more), strict=True)
     return max(high + (high - low) * (depth - more) // (more - few) for low, high in pairs)

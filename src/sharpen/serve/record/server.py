@@ -94,15 +94,15 @@ def _running(
 
     async def start() -> AppServer:
         server = AppServer(proxy, options.listen, log_level="critical", grace_s=GRACE_S)
+        url = url_of(options.listen, server.port, None)
+        sessions.address = lambda: url  # before the first request
         await server.start()
         return server
 
     with contextlib.closing(ServingThread()) as thread:
         server = thread.call(start())
         thread.start(end_idle())
-        url = url_of(options.listen, server.port, None)
-        sessions.address = lambda: url
-        say(f"recording {upstream.shown} at {url} in {options.folder}  (Ctrl-C ends)")
+        say(f"recording {upstream.shown} at {sessions.address()} in {options.folder}  (Ctrl-C ends)")
         try:
             yield
         finally:
