@@ -106,9 +106,7 @@ def _pass_bytes(key: _ConfigKey, traced: Pass) -> int:
     depth, length = int(text.num_hidden_layers), _pattern(text)
     few = length * -(-_TRACED_LAYERS // length)
     more = few + length
-    shares_keys = bool(
-        getattr(text, "num_kv_shared_layers", None)
-    )  # the last layers, those of certain ones before them
+    shares_keys = getattr(text, "num_kv_shared_layers", None)  # the last layers, those of certain ones before them
     if depth <= more or shares_keys:
         return max(_peaks(config, traced, depth))
     pairs = zip(_peaks(config, traced, few), _peaks(config, traced, more), strict=True)

@@ -112,7 +112,7 @@ def _picture(path: Path, title: str, measure: str) -> Iterator[Any]:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(8, 4.5), dpi=200)
+    figure = Figure(figsize=(8, 4.5), dpi=200)  # measuring all texts to place them is a third of the time
     canvas = FigureCanvasAgg(figure)
     axes: Any = figure.add_axes((0.1, 0.185, 0.88, 0.71))
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, pad=12, y=1.0)
@@ -130,7 +130,7 @@ def _picture(path: Path, title: str, measure: str) -> Iterator[Any]:
         figure.legend(loc="lower center", ncols=4, frameon=False, fontsize=9, labelcolor=INK)
     else:
         axes.text(0.5, 0.5, "no step was trained", transform=axes.transAxes, ha="center", color=MUTED)
-    canvas.print_png(path, pil_kwargs={"compress_level": 1})  # `savefig` would lay it out twice
+    canvas.print_png(path, pil_kwargs={"compress_level": 1})
 
 
 def _draw_evaluations(axes: Any, points: Sequence[Point], color: str, label: str, marker: str) -> None:
