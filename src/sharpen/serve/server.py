@@ -112,7 +112,7 @@ def loaded(
 @contextlib.contextmanager
 def listening(
     front: Front, model: Loaded, config: RunConfig, say: Callable[[str], None], sessions: Sessions | None = None
-) -> Iterator[None]:
+) -> Iterator[Server]:
     """Listen for the requests of applications for the time of a block. `sessions` know the address before the first
     request: an application that has waited for the server asks at once."""
     server = Server(front.start, model.thread.loop, nobody, config.gateway)
@@ -121,7 +121,7 @@ def listening(
     try:
         name, length = model.gateway.model_name, config.model.max_model_len
         say(f"serving {name} at {server.url()}  (context: {length} tokens; Ctrl-C ends)")
-        yield
+        yield server
     finally:
         model.thread.call(server.stop(), timeout_s=30)
 
