@@ -36,6 +36,14 @@ def test_ours_come_first_then_what_is_announced_then_what_is_named(announce):
     assert names("sums", OURS) == ["mean", "sum", "median"]
 
 
+def test_what_is_installed_meanwhile_is_found(announce):
+    """Red when what was announced once is asked for no more."""
+    announce("theirs_a", "[sharpen.sums]\nmedian = theirs_a:part\n")
+    assert names("sums", OURS) == ["mean", "sum", "median"]
+    announce("theirs_b", "[sharpen.sums]\nmode = theirs_b:part\n")
+    assert names("sums", OURS) == ["mean", "sum", "median", "mode"]
+
+
 def test_a_part_of_a_file_is_found(tmp_path):
     (tmp_path / "own.py").write_text("def part(): return 7\n")
     assert find_part("sums", f"{tmp_path / 'own.py'}:part", OURS)() == 7

@@ -8,7 +8,7 @@ import pytest
 from expert_toys import EXPERTS, make_experts
 from hybrid_toys import HYBRIDS, make_hybrid
 from plan_toys import case_of, gpu, run_config, write_config
-from transformers import Lfm2Config
+from transformers import Gemma3nTextConfig, Gemma4TextConfig, Lfm2Config
 
 from sharpen.config.trainer import LoraConfig
 from sharpen.engine.embedded.states import StatePool
@@ -90,9 +90,22 @@ def test_experts_in_4_bits_are_loaded_once(tmp_path: Path) -> None:
 
 
 def test_depth_is_extrapolated_by_whole_patterns_of_layers() -> None:
-    """Red when two and four layers stand for all: those have one layer with attention, and three convolutions."""
+    """Red when two and three layers stand for all: those have one layer with attention, and three convolutions."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 500}
     kinds = ["conv", "conv", "conv", "full_attention"] * 3
     config = Lfm2Config(**sizes, intermediate_size=96, num_hidden_layers=12, layer_types=kinds)
     traced = Pass(num_tokens=256, num_loss_tokens=20, bfloat16=False)
     assert pass_bytes(config, traced) == max(_peaks(config, traced, 12))
+
+
+@pytest.mark.parametrize("family", [Gemma3nTextConfig, Gemma4TextConfig])
+def test_layers_that_share_keys_are_traced_with_those_that_have_them(family: Any) -> None:
+    """Red when the first layers stand for all: transformers makes no model of them, nothing there has keys to share."""
+    config = family(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=10, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, vocab_size=320, vocab_size_per_layer_input=320, hidden_size_per_layer_input=8, sliding_window=12,
+        layer_types=["sliding_attention", "full_attention"] * 5, num_kv_shared_layers=4, pad_token_id=0,
+        **({"activation_sparsity_pattern": [0.0] * 10} if family is Gemma3nTextConfig else {}),
+    )  # fmt: skip
+    taken = [pass_bytes(config, Pass(num_tokens=length, num_loss_tokens=8, bfloat16=False)) for length in (40, 80)]
+    assert 0 < taken[0] < taken[1]

@@ -240,7 +240,7 @@ def _backward_pairs(
     for some in model.groups([*pairs.values()], lambda two: sum(len(one.sequence.ids_T) for one in two)):
         losses = []
         sequences = [one.sequence for answers in some for one in answers]
-        now = (own for together in model.groups(sequences) for own in model.logprobs(together, weights))
+        now = iter(model.logprobs(sequences, weights))
         for answers in some:
             margin, apart = torch.zeros((), dtype=model.dtype), torch.zeros((), dtype=model.dtype)
             for one in answers:
