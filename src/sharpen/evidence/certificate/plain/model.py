@@ -162,8 +162,11 @@ class PlainModel:
         return [*zip(own, entropies, strict=True)]
 
     def distributions(self, some: Sequence[PlainSequence], weights: Tensors) -> list[Tensor]:
-        """Return the logprobs of the distribution that each of these tokens is drawn from (S, V). The sequences may be a
-        group of another model, whose teacher this is, or several pairs: they are computed in this one's own groups."""
+        """Return the logprobs of the distribution that each of these tokens is drawn from (S, V).
+
+        The sequences may be a group of another model, whose teacher this is, or several pairs: they are computed in
+        this model's own groups.
+        """
         of_pass = self._of_pass(weights)
         logits = (logits_TV for own in self.groups(some) for logits_TV in self._forward(own, of_pass).logits)
         return [self._distribution(one, logits_TV) for one, logits_TV in zip(some, logits, strict=True)]
@@ -175,7 +178,7 @@ class PlainModel:
         return torch.log_softmax(logits_SV, -1)
 
     def values(self, some: Sequence[PlainSequence], weights: Tensors) -> list[Tensor]:
-        """Return a critic's value of the state before each token that carries loss (S), for the sequences of a group."""
+        """Return a critic's value of the state before each token that carries loss (S), for a group of sequences."""
         body: OfPass = {name: (own,) for name, own in weights.items() if not name.startswith(HEAD)}  # never adapters
         hidden = self._forward(some, body, output_hidden_states=True).hidden_states[-1].to(self.dtype)
         head_C, bias = weights[f"{HEAD}.weight"][0], weights[f"{HEAD}.bias"]
