@@ -3,12 +3,12 @@
 
 PYTHON ?= python3
 SEED ?= 0
-# Processes that share the tests; each needs a core and takes 1 GB (seen with two).
-JOBS ?= 2
+# Processes that share the tests: one for each core, at most 8. Each takes 1 GB.
+JOBS ?= auto
 # Where pip finds torch. Linux without a GPU: TORCH_INDEX="--index-url https://download.pytorch.org/whl/cpu" saves several GB.
 TORCH_INDEX ?=
 BIN = .venv/bin
-IN_PARALLEL = -n $(JOBS) --dist worksteal
+IN_PARALLEL = -n $(JOBS) --maxprocesses 8 --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Bytecode is kept, whatever the shell says: pip compiles none of what it installs (few of it are ever imported), and the
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.

@@ -126,7 +126,7 @@ class Canned(BaseHTTPRequestHandler):
 
 def test_eval_of_an_endpoint(config, capsys):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Canned)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/v1"
     try:
         given = ["--base-url", url, "--model-name", "canned", "--transcripts", str(config.parent / "kept")]

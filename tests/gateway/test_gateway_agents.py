@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import loopback
+import httpx
 import pytest
 
 from sharpen.errors import ConfigError
@@ -17,15 +17,15 @@ def test_every_client_of_a_named_model_carries_the_name(serve: Any) -> None:
     planner.sync_client.chat.completions.create(model="toy", messages=USER)
     planner.sync_anthropic_client.messages.create(model="other", max_tokens=9, messages=USER)
     body = {"model": "toy", "input": "hello"}
-    assert loopback.post(f"{planner.keyed_url}/responses", json=body).status_code == 200
+    assert httpx.post(f"{planner.keyed_url}/responses", json=body).status_code == 200
     headers = {"Authorization": f"Bearer {planner.environment()['OPENAI_API_KEY']}"}
-    assert loopback.post(f"{planner.base_url}/responses", headers=headers, json=body).status_code == 200
+    assert httpx.post(f"{planner.base_url}/responses", headers=headers, json=body).status_code == 200
     planner.named("coder").sync_client.chat.completions.create(model="toy", messages=USER)
     session.model.sync_client.chat.completions.create(model="toy", messages=USER)
     calls = session.close()
     assert [call.agent for call in calls] == ["planner"] * 4 + ["coder", ""]
     assert [call.model for call in calls] == ["", "other", "", "", "", ""]
-    assert loopback.post(f"{planner.base_url}/responses", headers=headers, json=body).status_code == 401
+    assert httpx.post(f"{planner.base_url}/responses", headers=headers, json=body).status_code == 401
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a.b", "a/b", "x" * 65])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import loopback
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -202,7 +202,7 @@ def test_what_is_wrong_with_a_request_is_said(serve: Serve, body: dict[str, Any]
     """Each a 400 that names the parameter, and none an infrastructure failure."""
     session = serve("yes").open()
     url, headers = f"{session.model.base_url}/completions", {"Authorization": f"Bearer {session.model.api_key}"}
-    reply = loopback.post(url, content=json.dumps(body).encode(), headers=headers)
+    reply = httpx.post(url, content=json.dumps(body).encode(), headers=headers)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
     assert session.failure in (None, "context_overflow")
     if body.get("prompt") == "a" * 5000:

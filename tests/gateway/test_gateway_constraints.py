@@ -4,7 +4,7 @@ import json
 from enum import StrEnum
 from typing import Any
 
-import loopback
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -225,7 +225,7 @@ SCHEMA_OF_TRIP = Trip.model_json_schema()
 
 def post(session: Any, path: str, body: dict[str, Any]) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {session.model.api_key}"}
-    answer = loopback.post(f"{session.model.base_url}{path}", headers=headers, json={"model": "toy", **body})
+    answer = httpx.post(f"{session.model.base_url}{path}", headers=headers, json={"model": "toy", **body})
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import loopback
+import httpx
 import openai
 import pytest
 from scripted import ScriptedEngine, toy_tokenizer
@@ -70,7 +70,7 @@ def test_bad_requests_are_refused_by_name(serve: Any, options: dict[str, Any], p
 def test_invalid_bodies_are_refused(serve: Any, body: str) -> None:
     session = serve("hi").open()
     headers = {"Authorization": f"Bearer {session.model.api_key}"}
-    reply = loopback.post(f"{session.model.base_url}/chat/completions", headers=headers, content=body)
+    reply = httpx.post(f"{session.model.base_url}/chat/completions", headers=headers, content=body)
     assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
@@ -165,7 +165,7 @@ def test_a_401_distinguishes_missing_and_unknown_keys(
     serve: Any, headers: dict[str, str], code: str, said: str
 ) -> None:
     """The third is that of `test_revoked_key`."""
-    reply = loopback.get(f"{serve('hi').open().model.base_url}/models", headers=headers)
+    reply = httpx.get(f"{serve('hi').open().model.base_url}/models", headers=headers)
     assert (reply.status_code, reply.json()["error"]["code"]) == (401, code)
     assert said in reply.json()["error"]["message"]
 
@@ -178,7 +178,7 @@ def test_a_key_is_found_in_each_header(serve: Any, header: str) -> None:
     session = serve("hi").open()
     name, _, scheme = header.partition(": ")
     headers = {name: f"{scheme}{session.model.api_key}"}
-    assert loopback.get(f"{session.model.base_url}/models", headers=headers).status_code == 200
+    assert httpx.get(f"{session.model.base_url}/models", headers=headers).status_code == 200
 
 
 NOT_FOUND: list[tuple[str, str, str]] = [
@@ -196,7 +196,7 @@ NOT_FOUND: list[tuple[str, str, str]] = [
 def test_a_404_names_the_remedy(serve: Any, method: str, path: str, said: str) -> None:
     session = serve("hi").open()
     url = session.model.base_url.removesuffix("/v1") + path
-    reply = loopback.request(method, url, headers={"api-key": session.model.api_key}, json={})
+    reply = httpx.request(method, url, headers={"api-key": session.model.api_key}, json={})
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "not_found")
     assert said in reply.json()["error"]["message"]
 

@@ -10,7 +10,6 @@ import threading
 from typing import Any
 
 import httpx
-import loopback
 import numpy as np
 import pytest
 from picture_toys import ENTITIES, bomb, draw, make_seeing_checkpoint, moving, with_scans
@@ -73,7 +72,7 @@ def body(path: str, content: Any, *before: Any) -> dict[str, Any]:
 
 def post(session: Any, path: str, content: dict[str, Any]) -> httpx.Response:
     headers = {"authorization": f"Bearer {session.model.api_key}"}
-    return loopback.post(f"{session.model.base_url}{path}", headers=headers, json=content, timeout=600)
+    return httpx.post(f"{session.model.base_url}{path}", headers=headers, json=content, timeout=600)
 
 
 @pytest.mark.parametrize("path", PROTOCOLS)
@@ -141,7 +140,7 @@ def test_stored_responses_keep_references_and_give_their_input_back_with_its_ima
     assert len(json.dumps(kept.input_items)) < 1000 < len(data_url(picture.data))
     headers = {"authorization": f"Bearer {session.model.api_key}"}
     url = f"{session.model.base_url}{RESPONSES}/{stored['id']}/input_items?order=asc"
-    message, _, output = loopback.get(url, headers=headers, timeout=600).json()["data"]
+    message, _, output = httpx.get(url, headers=headers, timeout=600).json()["data"]
     assert message["content"] == asked["input"][0]["content"]
     assert output["output"] == shot["output"]
     assert len(session.close()) == 1

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import loopback
 import pytest
 from starlette.requests import Request
 
@@ -62,8 +61,8 @@ def test_all_addresses(serve: Any, caplog: Any) -> None:
         url = httpx.URL(session.model.environment(host)["OPENAI_BASE_URL"])
         assert (url.host, url.port) == (host, httpx.URL(session.model.base_url).port)
     key = {"authorization": f"Bearer {session.model.api_key}"}
-    assert loopback.get(f"{session.model.base_url}/models", headers=key).status_code == 200
-    assert loopback.get(f"{session.model.base_url}/models").status_code == 401
+    assert httpx.get(f"{session.model.base_url}/models", headers=key).status_code == 200
+    assert httpx.get(f"{session.model.base_url}/models").status_code == 401
 
 
 def test_a_port_is_fixed_and_taken_once(serve: Any) -> None:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import loopback
+import httpx
 import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -182,7 +182,7 @@ def test_a_client_that_disconnects_within_its_body_causes_no_error(serve: Any, c
         await writer.wait_closed()
 
     asyncio.run(main())
-    reply = loopback.get(f"{session.model.base_url}/models", headers={"api-key": session.model.api_key})
+    reply = httpx.get(f"{session.model.base_url}/models", headers={"api-key": session.model.api_key})
     assert reply.status_code == 200
     assert not caplog.records
 
@@ -190,9 +190,9 @@ def test_a_client_that_disconnects_within_its_body_causes_no_error(serve: Any, c
 def test_numbers_in_headers_may_be_anything(serve: Any) -> None:
     session = serve("hi").open()
     headers = {"Authorization": f"Bearer {session.model.api_key}", "x-stainless-retry-count": "9" * 5000}
-    assert loopback.get(f"{session.model.base_url}/models", headers=headers).status_code == 200
+    assert httpx.get(f"{session.model.base_url}/models", headers=headers).status_code == 200
     digits = {"x-stainless-retry-count": "9" * 5000, "x-api-key": "9" * 5000, "traceparent": "9" * 5000}
-    assert loopback.get(f"{session.model.base_url}/models", headers=digits).status_code == 401
+    assert httpx.get(f"{session.model.base_url}/models", headers=digits).status_code == 401
 
 
 @pytest.mark.parametrize("path", BODIES)

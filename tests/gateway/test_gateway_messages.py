@@ -9,7 +9,6 @@ from typing import Any
 
 import anthropic
 import httpx
-import loopback
 import numpy as np
 import pytest
 
@@ -129,7 +128,7 @@ def test_what_claude_code_sends(serve: Any) -> None:
         "some_beta_field": 1,
         "stream": False,
     }
-    first = loopback.post(f"{url}/v1/messages?beta=true", headers=headers, json=body).json()
+    first = httpx.post(f"{url}/v1/messages?beta=true", headers=headers, json=body).json()
     assert first["content"] == [{"type": "text", "text": "one"}]
     body["messages"] = [
         {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "text", "text": "here"}]},
@@ -137,7 +136,7 @@ def test_what_claude_code_sends(serve: Any) -> None:
         {"role": "assistant", "content": first["content"]},
         {"role": "user", "content": [{"type": "text", "text": "more", **cached}]},
     ]
-    assert loopback.post(f"{url}/v1/messages?beta=true", headers=headers, json=body).status_code == 200
+    assert httpx.post(f"{url}/v1/messages?beta=true", headers=headers, json=body).status_code == 200
     one, two = session.close()
     assert two.parent == one.index
     assert [tool["function"]["name"] for tool in one.tools] == ["add"]
@@ -206,7 +205,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_a_bad_request_is_refused_in_the_vendors_shape(serve: Any, changed: dict[str, Any], said: str) -> None:
     session = serve("hi").open()
     body = {"model": "toy", "max_tokens": 10, "messages": USER, **changed}
-    reply = loopback.post(f"{session.model.base_url}/messages", headers={"x-api-key": session.model.api_key}, json=body)
+    reply = httpx.post(f"{session.model.base_url}/messages", headers={"x-api-key": session.model.api_key}, json=body)
     assert (reply.status_code, reply.json()["type"], reply.json()["error"]["type"]) == (
         400,
         "error",
@@ -230,7 +229,7 @@ def test_a_conversation_that_the_server_is_to_keep_is_refused_so_that_it_is_sent
 
 def test_a_bad_key_is_refused_in_the_vendors_shape(serve: Any) -> None:
     session = serve("hi").open()
-    reply = loopback.post(f"{session.model.base_url}/messages", headers={"x-api-key": "no"}, json={})
+    reply = httpx.post(f"{session.model.base_url}/messages", headers={"x-api-key": "no"}, json={})
     assert (reply.status_code, reply.json()["error"]["type"]) == (401, "authentication_error")
 
 
@@ -257,4 +256,4 @@ def test_models_are_listed_for_both_vendors(serve: Any) -> None:
     assert [model.id for model in session.model.sync_anthropic_client.models.list()] == ["toy"]
     assert [model.id for model in session.model.sync_client.models.list()] == ["toy"]
     assert session.model.sync_client.models.retrieve("toy").id == "toy"
-    assert json.loads(loopback.get(session.model.base_url.removesuffix("/v1") + "/health").text) == {}
+    assert json.loads(httpx.get(session.model.base_url.removesuffix("/v1") + "/health").text) == {}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import loopback
 import pytest
 from malformed import BODIES
 
@@ -92,7 +91,7 @@ def asked(serve: Any) -> Iterator[Callable[..., httpx.Response]]:
     def ask(path: str, body: Any = None, *, key: str = session.model.api_key, method: str = "POST") -> httpx.Response:
         root = session.model.base_url.removesuffix("/v1")
         headers = {"authorization": f"Bearer {key}"}
-        return loopback.request(method, f"{root}{path}", json=body, headers=headers)
+        return httpx.request(method, f"{root}{path}", json=body, headers=headers)
 
     ask.session = session  # type: ignore[attr-defined]
     yield ask

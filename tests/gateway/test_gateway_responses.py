@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import loopback
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -216,7 +216,7 @@ def test_what_codex_sends(serve: Any) -> None:
         "client_metadata": {"x": "y"},
     }
     headers = {"authorization": f"Bearer {session.model.api_key}", "accept": "text/event-stream"}
-    reply = loopback.post(f"{session.model.base_url}/responses", headers=headers, json=body)
+    reply = httpx.post(f"{session.model.base_url}/responses", headers=headers, json=body)
     kinds = [line.removeprefix("event: ") for line in reply.text.splitlines() if line.startswith("event: ")]
     assert kinds[-2:] == ["response.output_item.done", "response.completed"]
     (call,) = session.close()
@@ -294,7 +294,7 @@ def test_a_bad_request_is_refused_in_the_vendors_shape(serve: Any, changed: dict
     session = serve("hi").open()
     headers = {"authorization": f"Bearer {session.model.api_key}"}
     body = {"model": "toy", "input": "hello", **changed}
-    reply = loopback.post(f"{session.model.base_url}/responses", headers=headers, json=body)
+    reply = httpx.post(f"{session.model.base_url}/responses", headers=headers, json=body)
     assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
     assert said in reply.json()["error"]["message"]
     assert session.close() == ()

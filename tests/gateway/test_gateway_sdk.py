@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-import loopback
+import httpx
 import openai
 import pytest
 
@@ -72,14 +72,14 @@ def test_http_with_plain_httpx(serve: Any) -> None:
     session = serve("hi").open()
     url, headers = session.model.base_url, {"Authorization": f"Bearer {session.model.api_key}"}
     assert url.startswith("http://127.0.0.1:")
-    reply = loopback.post(f"{url}/chat/completions", headers=headers, json={"model": "toy", "messages": USER})
+    reply = httpx.post(f"{url}/chat/completions", headers=headers, json={"model": "toy", "messages": USER})
     assert reply.status_code == 200
     assert reply.json()["choices"][0]["message"] == {"role": "assistant", "content": "hi"}
-    assert loopback.get(f"{url}/models", headers=headers).json()["data"][0]["id"] == "toy"
-    assert loopback.get(f"{url}/nothing", headers=headers).status_code == 404
-    assert loopback.get(f"{url}/models").status_code == 401
+    assert httpx.get(f"{url}/models", headers=headers).json()["data"][0]["id"] == "toy"
+    assert httpx.get(f"{url}/nothing", headers=headers).status_code == 404
+    assert httpx.get(f"{url}/models").status_code == 401
     assert [call.status for call in session.close()] == [CallStatus.USED]
-    assert loopback.get(f"{url}/models", headers=headers).json()["error"]["code"] == "invalid_api_key"
+    assert httpx.get(f"{url}/models", headers=headers).json()["error"]["code"] == "invalid_api_key"
 
 
 def test_a_key_in_the_path_counts_before_one_in_the_headers(serve: Any) -> None:
@@ -93,7 +93,7 @@ def test_a_key_in_the_path_counts_before_one_in_the_headers(serve: Any) -> None:
     with openai.OpenAI(base_url=url, api_key=other.model.api_key) as client:
         client.chat.completions.create(model="toy", messages=USER)
     assert [len(session.close()), len(other.close())] == [2, 0]
-    assert "g/0 has ended" in loopback.get(f"{url}/models").json()["error"]["message"]
+    assert "g/0 has ended" in httpx.get(f"{url}/models").json()["error"]["message"]
 
 
 def test_environment_of_a_rollout(serve: Any) -> None:

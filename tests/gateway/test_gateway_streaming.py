@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import loopback
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -241,7 +241,7 @@ def test_events_over_http_are_well_formed(serve: Any) -> None:
     session = serve("hi there").open()
     headers = {"Authorization": f"Bearer {session.model.api_key}"}
     body = {"model": "toy", "messages": USER, "stream": True, "stream_options": {"include_usage": True}}
-    reply = loopback.post(f"{session.model.base_url}/chat/completions", headers=headers, json=body)
+    reply = httpx.post(f"{session.model.base_url}/chat/completions", headers=headers, json=body)
     assert reply.headers["content-type"].startswith("text/event-stream")
     *events, last, empty = reply.text.split("\n\n")
     assert (last, empty) == ("data: [DONE]", "")

@@ -13,7 +13,6 @@ import threading
 from typing import Any
 
 import httpx
-import loopback
 import pytest
 import uvicorn
 from scripted import eventually
@@ -247,7 +246,7 @@ def test_requests_of_a_key_beyond_its_bound_are_told_to_come_back(serve: Any) ->
 
 def post(session: Any, path: str = "chat/completions") -> httpx.Response:
     headers = {"x-api-key": session.model.api_key}
-    return loopback.post(f"{session.model.base_url}/{path}", content=BODY, headers=headers, timeout=PATIENCE_S)
+    return httpx.post(f"{session.model.base_url}/{path}", content=BODY, headers=headers, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("at_once", [True, False])

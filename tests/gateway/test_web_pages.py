@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-import loopback
 import pytest
 
 from sharpen.config.sections import GatewayConfig
@@ -15,7 +14,7 @@ EVERYWHERE = GatewayConfig(host="0.0.0.0")
 
 
 def ask(session: Any, headers: dict[str, str]) -> httpx.Response:
-    return loopback.get(f"{session.model.base_url}/models", headers={"x-api-key": session.model.api_key, **headers})
+    return httpx.get(f"{session.model.base_url}/models", headers={"x-api-key": session.model.api_key, **headers})
 
 
 @pytest.mark.parametrize(

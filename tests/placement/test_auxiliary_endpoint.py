@@ -8,7 +8,7 @@ import logging
 import threading
 from typing import Any
 
-import loopback
+import httpx
 import openai
 import pytest
 from fake_endpoint import FakeEndpoint, completion, failure, stream
@@ -210,7 +210,7 @@ def test_an_endpoint_that_is_not_there(make_config: Any, open_models: Any) -> No
     with pytest.raises(openai.APIConnectionError):
         client.chat.completions.create(model="m", messages=USER)
     assert "ConnectError" in str(session.auxiliary_failure)
-    other = loopback.post(
+    other = httpx.post(
         f"{session.auxiliary_models['judge'].base_url}/chat/completions",
         headers={"authorization": f"Bearer {session.auxiliary_models['judge'].api_key}"},
         json={"model": "m", "messages": USER},

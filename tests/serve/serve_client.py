@@ -2,7 +2,7 @@
 
 import signal
 
-import loopback
+import httpx
 import openai
 
 KEY = "the-key"
@@ -15,7 +15,7 @@ class Client:
         self.url = url.removesuffix("/v1")
 
     def post(self, path: str, **body):
-        reply = loopback.post(f"{self.url}{path}", headers={"authorization": f"Bearer {KEY}"}, json=body, timeout=60)
+        reply = httpx.post(f"{self.url}{path}", headers={"authorization": f"Bearer {KEY}"}, json=body, timeout=60)
         assert reply.status_code == 200, reply.text
         return reply.json()
 
@@ -35,7 +35,7 @@ class Client:
         return session["id"]
 
     def metric(self, name: str) -> float:
-        text = loopback.get(f"{self.url}/metrics", headers={"x-api-key": KEY}).text
+        text = httpx.get(f"{self.url}/metrics", headers={"x-api-key": KEY}).text
         return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"sharpen_{name} "))
 
 

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import anthropic
-import loopback
+import httpx
 import numpy as np
 import openai
 import peft
@@ -195,6 +195,6 @@ def test_a_requests_model_chooses(toy_model_dir: Path, folders):
             client.chat.completions.create(model="none", messages=ASK)
         with pytest.raises(openai.NotFoundError, match="'base', 'plain', 'rooted'"):
             client.models.retrieve("none")
-        assert loopback.get(url.replace("/v1", "/health")).json()["model"] == "base"
+        assert httpx.get(url.replace("/v1", "/health")).json()["model"] == "base"
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 0, process.stderr.read()

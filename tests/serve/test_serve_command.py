@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import anthropic
-import loopback
+import httpx
 import openai
 import pytest
 from processes import forked, line_of, python
@@ -40,7 +40,7 @@ def test_a_model_is_served_to_both_vendors_clients_until_ctrl_c(toy_model_dir: P
         with claude.messages.stream(model="mine", max_tokens=4, messages=ASK) as stream:
             assert stream.get_final_message().usage.output_tokens >= 1
         assert client.responses.create(model="mine", input="question", max_output_tokens=16).status
-        assert loopback.get(url.replace("/v1", "/health")).json()["model"] == "mine"
+        assert httpx.get(url.replace("/v1", "/health")).json()["model"] == "mine"
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 0, process.stderr.read()
         assert process.stderr.read() == ""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import anthropic
 import httpx
-import loopback
 import openai
 import pytest
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
@@ -48,7 +47,7 @@ class Served:
         return self.clients.enter_context(client)
 
     def get(self, path: str, key: str = KEY) -> httpx.Response:
-        return loopback.get(f"{self.address}{path}", headers={"authorization": f"Bearer {key}"})
+        return httpx.get(f"{self.address}{path}", headers={"authorization": f"Bearer {key}"})
 
     def metric(self, line: str) -> float:
         found = [one for one in self.get("/metrics").text.splitlines() if one.startswith(f"{line} ")]
@@ -98,36 +97,36 @@ def test_a_seed_repeats_whoever_asks_and_without_one_nothing_does(served):
 def test_other_keys_and_none_are_refused_in_the_vendors_words(served):
     for key in ("another key", "ключ"):
         header = {"authorization": f"Bearer {key}".encode()}
-        reply = loopback.post(f"{served.address}/v1/chat/completions", headers=header, json={"messages": ASK})
+        reply = httpx.post(f"{served.address}/v1/chat/completions", headers=header, json={"messages": ASK})
         assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
-    reply = loopback.post(f"{served.address}/v1/messages", json={"messages": ASK})
+    reply = httpx.post(f"{served.address}/v1/messages", json={"messages": ASK})
     assert (reply.status_code, reply.json()["error"]["type"]) == (401, "authentication_error")
     assert served.get("/metrics", key="no").status_code == 401
     assert served.engine.requests == []
 
 
 def test_health_and_description_need_no_key(served):
-    health = loopback.get(f"{served.address}/health")
+    health = httpx.get(f"{served.address}/health")
     assert (health.status_code, health.json()["model"], health.json()["version"]) == (200, "toy", 0)
-    described = loopback.get(f"{served.address}/openapi.json").json()
+    described = httpx.get(f"{served.address}/openapi.json").json()
     assert described["openapi"].startswith("3.")
     assert set(CALLS) <= set(described["paths"])
     for path in CALLS:  # what is described is there
-        reply = loopback.post(f"{served.address}{path}", headers={"x-api-key": KEY}, json={})
+        reply = httpx.post(f"{served.address}{path}", headers={"x-api-key": KEY}, json={})
         assert reply.status_code == 400, (path, reply.text)
 
 
 def test_the_description_is_of_what_is_served_all_of_it(served):
     """Each path that is described is answered, and each route that is answered is described."""
-    described = loopback.get(f"{served.address}/openapi.json").json()["paths"]
+    described = httpx.get(f"{served.address}/openapi.json").json()["paths"]
     stored = served.openai.responses.create(model="toy", input="hi").id
     for path, methods in described.items():
         place = path.replace("{id}", stored).replace("{model}", "toy")
         for method in sorted(methods.keys() - {"parameters"}, reverse=True):  # get it, then delete it
-            reply = loopback.request(method, f"{served.address}{place}", headers={"x-api-key": KEY}, content=b"{}")
+            reply = httpx.request(method, f"{served.address}{place}", headers={"x-api-key": KEY}, content=b"{}")
             assert reply.status_code in (200, 400), (method, path, reply.text)
             open_ = methods[method].get("security") == []
-            without = loopback.request(method, f"{served.address}{place}", content=b"{}")
+            without = httpx.request(method, f"{served.address}{place}", content=b"{}")
             assert (without.status_code != 401) == open_, (method, path)
     routes = {(method.lower(), f"/v1{path}") for method, path in (*OURS, COUNT_TOKENS, MODELS)}
     assert routes <= {(method, path) for path, methods in described.items() for method in methods}

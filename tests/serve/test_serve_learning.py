@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import anthropic
-import loopback
+import httpx
 import openai
 import pytest
 from expert_toys import put_experts
@@ -115,7 +115,7 @@ def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Pa
             stop = True
             assert asking.result() > 3  # not one request failed
             assert streaming.result() > 3
-        text = loopback.get(f"{client.url}/metrics", headers={"x-api-key": KEY}).text
+        text = httpx.get(f"{client.url}/metrics", headers={"x-api-key": KEY}).text
         names = set(re.findall(r"`(sharpen_\w+)`", PAGE.read_text()))
         assert set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE)) == names
         client.session("a2", 1.0)  # waits for others
@@ -241,7 +241,7 @@ def test_sessions_by_idle_time_and_rewards_of_calls(config: Path):
 
 
 def refused(client: Client, path: str, body, key: str = KEY) -> tuple[int, str]:
-    reply = loopback.post(f"{client.url}{path}", headers={"x-api-key": key}, content=json.dumps(body))
+    reply = httpx.post(f"{client.url}{path}", headers={"x-api-key": key}, content=json.dumps(body))
     return reply.status_code, reply.json()["error"]["message"]
 
 

@@ -19,12 +19,13 @@ import socket
 import sys
 from collections.abc import Iterable
 from ipaddress import IPv6Address, ip_address
-from typing import Any, cast
+from typing import Any
 
 import httptools
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from sharpen.agent.sandbox.local import files_at_first
 from sharpen.config.sections import GatewayConfig
@@ -171,49 +172,70 @@ def connection_limit(bounds: GatewayConfig) -> int:
 
 logger = logging.getLogger(__name__)
 BACKLOG = 2048
+POLL_S = 0.002
+"""How often a server that ends looks whether its connections have."""
 
 
 class AppServer:
-    """Serves an application on the running event loop. Raises `ConfigError` if it cannot listen where it should."""
+    """Serves an application on the running event loop, by connections of uvicorn, whose own server asks ten times a
+    second whether it should end, and takes the process' signals.
 
-    def __init__(self, app: ASGIApp, config: GatewayConfig, *, log_level: str = "warning", grace_s: int | None = None):
+    Raises `ConfigError` if it cannot listen where it should.
+    """
+
+    def __init__(
+        self, app: ASGIApp, config: GatewayConfig, *, log_level: str = "warning", grace_s: float | None = None
+    ) -> None:
         raise_file_limit(config)
         self._listener = listen(config)
         self.port: int = self._listener.getsockname()[1]
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                without_web_pages(app, config),
-                http=cast(Any, functools.partial(HttpProtocol, config)),
-                log_level=log_level,
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                interface="asgi3",
-                proxy_headers=False,  # else a client could say that it is on another machine (see `Server._opener`)
-                server_header=False,
-                date_header=False,
-                timeout_graceful_shutdown=grace_s,
-            )
+        self._state = ServerState()
+        of_uvicorn = uvicorn.Config(
+            without_web_pages(app, config),
+            log_level=log_level,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            interface="asgi3",
+            proxy_headers=False,  # else a client could say that it is on another machine (see `Server._opener`)
         )
-        self._serving: asyncio.Task[None] | None = None
+        self._connect = functools.partial(
+            HttpProtocol, config, config=of_uvicorn, server_state=self._state, app_state={}
+        )
+        self._load = of_uvicorn.load
+        self._grace_s = grace_s
+        self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Begin to serve."""
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
-        while not self._server.started:
-            await asyncio.sleep(0.001)
+        self._load()
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connect, sock=self._listener, backlog=BACKLOG
+        )
 
     async def stop(self, *, read_s: float | None = None) -> None:
         """Refuse new connections, wait for what is running (at most `grace_s`, if that is given), and end. With
         `read_s`, clients have so long to read what was sent to them; then their connections are cut."""
-        if self._serving is not None:
-            self._server.should_exit = True
-            if read_s is not None:
-                await asyncio.wait({self._serving}, timeout=read_s)
-                for connection in list(self._server.server_state.connections):
-                    connection.transport.abort()
-            await self._serving
-            self._serving = None
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        for connection in list(self._state.connections):
+            connection.shutdown()  # at once, or at the end of its answer
+        if read_s is not None and not await self._ended(read_s):
+            for connection in list(self._state.connections):
+                connection.transport.abort()
+        if not await self._ended(self._grace_s):
+            for task in self._state.tasks:
+                task.cancel()
+
+    async def _ended(self, within_s: float | None) -> bool:
+        """Return whether every connection and answer ends within a time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self._state.connections or self._state.tasks:
+                    await asyncio.sleep(POLL_S)
+        return not (self._state.connections or self._state.tasks)
 
 
 def listen(config: GatewayConfig) -> socket.socket:

@@ -6,6 +6,7 @@ an engine that is not available here.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import multiprocessing
@@ -207,8 +208,10 @@ def _check_main() -> None:
         raise ConfigError("a script that uses vLLM must call tune() below `if __name__ == '__main__':`")
 
 
-def installed_builds() -> dict[str, str]:
-    """Return the versions of the installed vLLM builds, by package name."""
+@functools.cache
+def installed_builds() -> Mapping[str, str]:
+    """Return the versions of the installed vLLM builds, by package name. Looked up once: what is not there takes a look
+    at all packages."""
     found: dict[str, str] = {}
     for name in _BUILDS:
         try:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import loopback
 import openai
 import pytest
 from upstream_like_vllm import Fake
@@ -52,10 +51,10 @@ class Recorder:
             yield client
 
     def post(self, path: str, key: str = KEY, **body: Any) -> httpx.Response:
-        return loopback.post(f"{self.url}{path}", headers=_header(key), json=body)
+        return httpx.post(f"{self.url}{path}", headers=_header(key), json=body)
 
     def get(self, path: str, key: str = KEY) -> httpx.Response:
-        return loopback.get(f"{self.url}{path}", headers=_header(key))
+        return httpx.get(f"{self.url}{path}", headers=_header(key))
 
     def metric(self, name: str) -> float:
         text = self.get("/metrics").text

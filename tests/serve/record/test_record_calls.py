@@ -5,7 +5,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import loopback
 import openai
 import pytest
 from upstream_like_vllm import END, FORMER, ids_of, rendered
@@ -123,7 +122,7 @@ def test_errors_come_through_as_the_server_gave_them_and_are_no_calls(start):
         reply = recorder.post("/v1/chat/completions", key="mine", messages=ASK)
         assert (reply.status_code, reply.json(), reply.headers["x-request-id"]) == (status, content, "r1")
     assert recorder.rollouts() == []
-    reply = loopback.post(f"{recorder.url}/v1/chat/completions", content=b"{", headers={"authorization": "Bearer x"})
+    reply = httpx.post(f"{recorder.url}/v1/chat/completions", content=b"{", headers={"authorization": "Bearer x"})
     assert (reply.status_code, reply.json()["error"]["message"]) == (400, "not JSON")
     assert "sharpen_requests_total" in recorder.get("/metrics").text
 
@@ -156,7 +155,7 @@ def test_a_server_without_token_ids_is_named_once_and_its_calls_are_kept_as_text
 
 def test_other_requests_pass_as_they_are(recorder):
     for method, path in (("GET", "/v1/models"), ("POST", "/v1/responses?a=b%20c"), ("GET", "/version"), ("PUT", "/x")):
-        reply = loopback.request(method, f"{recorder.url}{path}", headers={"x-mine": "1", "authorization": "Bearer k"})
+        reply = httpx.request(method, f"{recorder.url}{path}", headers={"x-mine": "1", "authorization": "Bearer k"})
         assert (reply.status_code, reply.text, reply.headers["x-other"]) == (203, "other", "yes")
         assert (recorder.fake.paths[-1], recorder.fake.headers[-1]["x-mine"]) == (f"{method} {path}", "1")
         assert recorder.fake.headers[-1]["authorization"] == "Bearer k"

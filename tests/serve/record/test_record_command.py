@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import loopback
+import httpx
 import pytest
 from processes import forked, line_of
 from upstream_like_vllm import Fake
@@ -53,7 +53,7 @@ def recording(upstream: str, folder: Path) -> Iterator[tuple[subprocess.Popen[st
 
 
 def post(url: str, key: str = KEY, **body):
-    reply = loopback.post(url, headers={"authorization": f"Bearer {key}"}, json=body)
+    reply = httpx.post(url, headers={"authorization": f"Bearer {key}"}, json=body)
     assert reply.status_code == 200, reply.text
     return reply.json()
 
