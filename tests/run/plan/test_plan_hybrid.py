@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from expert_toys import EXPERTS, make_experts
 from hybrid_toys import HYBRIDS, make_hybrid
 from plan_toys import case_of, gpu, run_config, write_config
-from transformers import Gemma3nTextConfig, Gemma4TextConfig, Lfm2Config
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Gemma3nTextConfig, Gemma4TextConfig, Lfm2Config
 
 from sharpen.config.trainer import LoraConfig
 from sharpen.engine.embedded.states import StatePool
@@ -18,6 +20,7 @@ from sharpen.run.plan.case import Case
 from sharpen.run.plan.live import Pass, _peaks, pass_bytes
 from sharpen.run.plan.memory import engine_items, engine_need, places, slot_length, tree_states
 from sharpen.run.plan.sizes import sizes_of
+from sharpen.run.plan.speed import write_copy
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
@@ -98,14 +101,32 @@ def test_depth_is_extrapolated_by_whole_patterns_of_layers() -> None:
     assert pass_bytes(config, traced) == max(_peaks(config, traced, 12))
 
 
-@pytest.mark.parametrize("family", [Gemma3nTextConfig, Gemma4TextConfig])
-def test_layers_that_share_keys_are_traced_with_those_that_have_them(family: Any) -> None:
-    """Red when the first layers stand for all: transformers makes no model of them, nothing there has keys to share."""
-    config = family(
+def sharing_keys(family: Any) -> Any:
+    """A model whose last four of ten layers have the keys of others."""
+    return family(
         hidden_size=32, intermediate_size=48, num_hidden_layers=10, num_attention_heads=4, num_key_value_heads=2,
         head_dim=8, vocab_size=320, vocab_size_per_layer_input=320, hidden_size_per_layer_input=8, sliding_window=12,
         layer_types=["sliding_attention", "full_attention"] * 5, num_kv_shared_layers=4, pad_token_id=0,
         **({"activation_sparsity_pattern": [0.0] * 10} if family is Gemma3nTextConfig else {}),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("family", [Gemma3nTextConfig, Gemma4TextConfig])
+def test_layers_that_share_keys_are_traced_with_those_that_have_them(family: Any) -> None:
+    """Red when the first layers stand for all: transformers makes no model of them, nothing there has keys to share."""
+    config = sharing_keys(family)
     taken = [pass_bytes(config, Pass(num_tokens=length, num_loss_tokens=8, bfloat16=False)) for length in (40, 80)]
     assert 0 < taken[0] < taken[1]
+
+
+@pytest.mark.parametrize("family", [Gemma3nTextConfig, Gemma4TextConfig])
+@pytest.mark.parametrize(("depth", "sharing"), [(1, 0), (2, 0), (8, 2)])
+def test_a_copy_of_the_first_layers_can_be_loaded(family: Any, depth: int, sharing: int, tmp_path: Path) -> None:
+    """Red, as the end of a run before its first step, where a copy has what its config says of other layers; and where
+    its buffers have what lay in the memory."""
+    write_copy(sharing_keys(family), depth, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert (model.config.num_hidden_layers, model.config.num_kv_shared_layers) == (depth, sharing)
+    written = load_file(tmp_path / "model.safetensors")
+    assert all(tensor.unique().tolist() == [pytest.approx(0.01)] for tensor in written.values())
+    assert model(torch.ones(1, 4, dtype=torch.long)).logits.isfinite().all()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from plan_toys import case_of, gpu, model_config, run_config, write_config
+from transformers import Qwen3Config
 
 from sharpen.cli.main import main
 from sharpen.errors import ModelError
@@ -133,6 +134,21 @@ def test_a_copy_that_cannot_be_written_ends_no_run_and_no_plan(
     assert not err
     assert "no forecast of a step's time: a copy" in out
     assert "time of a step: unknown" in out
+
+
+class AtLeastThree(Qwen3Config):
+    """A configuration that refuses to be one of fewer layers."""
+
+    def __deepcopy__(self, _: Any) -> Any:
+        raise ValueError("three layers at least")
+
+
+def test_a_model_that_refuses_fewer_layers_ends_no_run(tmp_path: Path) -> None:
+    """Red where what transformers says of a copy goes through to the run."""
+    case = here(tmp_path)
+    config = AtLeastThree(**case.models.config.to_dict())
+    with pytest.raises(ModelError, match="a copy of two layers cannot be measured: three layers at least"):
+        measure_speed(replace(case, models=replace(case.models, config=config)))
 
 
 def test_a_runs_end_holds_its_steps_against_what_was_measured_before(tmp_path: Path) -> None:

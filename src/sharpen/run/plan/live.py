@@ -144,12 +144,19 @@ def _peaks(config: Any, traced: Pass, num_layers: int) -> list[int]:
 
 
 def shallow(config: Any, num_layers: int) -> Any:
-    """Return the configuration of a model that has only its first layers."""
+    """Return the configuration of a model that has only its first layers. Layers that share the keys of others are the
+    last ones: they go first."""
     found = copy.deepcopy(config)
     text = text_config(found)
+    depth, own = text.num_hidden_layers, text.to_dict().get("per_layer_config")  # what single layers have of their own
+    for name, value in vars(text).items():
+        if isinstance(value, list) and len(value) == depth:  # of each layer
+            setattr(text, name, value[:num_layers])
+    if getattr(text, "num_kv_shared_layers", None):
+        text.num_kv_shared_layers = max(0, text.num_kv_shared_layers - (depth - num_layers))
     text.num_hidden_layers = num_layers
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:num_layers]
+    if own:
+        text.per_layer_config = {place: of for place, of in own.items() if int(place) < num_layers}
     return found
 
 

@@ -12,10 +12,11 @@ on top, so that models below `LEAST_PARAMETERS` get no such figure.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
+from transformers.utils import logging
 
 from sharpen.contracts import GenerateRequest
 from sharpen.engine.embedded.engine import EmbeddedEngine
@@ -88,8 +90,9 @@ def measure_speed(case: Case) -> Speed | None:
     begun = time.perf_counter()
     sample = _sample_of(case)
     try:
-        one, two = (_measure_copy(case, sample, depth) for depth in (1, 2))
-    except (ImportError, OSError, SafetensorError) as error:
+        with _without_warnings():
+            one, two = (_measure_copy(case, sample, depth) for depth in (1, 2))
+    except (ImportError, OSError, RuntimeError, SafetensorError, ValueError) as error:  # no reason to end a run
         raise ModelError(f"a copy of two layers cannot be measured: {error}") from error
     of = {name: whole(one[name], two[name], case.models.policy.num_layers) for name in one}
     trained, scored = of["trained"]
@@ -155,6 +158,17 @@ def _rows(case: Case) -> int:
     return min(in_flight(case), case.workload.sequences)
 
 
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Let transformers say nothing of a copy, for the time of a block: nobody has set what it warns of."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
 def _measure_copy(case: Case, sample: _Sample, depth: int) -> dict[str, float]:
     """Return the seconds of what is computed, by name, of a copy with so many layers."""
     with tempfile.TemporaryDirectory(prefix="sharpen-") as name:
@@ -164,11 +178,11 @@ def _measure_copy(case: Case, sample: _Sample, depth: int) -> dict[str, float]:
 
 
 def write_copy(config: Any, depth: int, folder: Path) -> None:
-    """Write a model with this configuration but so many layers, all of whose weights are alike."""
+    """Write a model with this configuration but so many layers, all of whose weights and buffers are alike."""
     few = shallow(config, depth)
     module = skeleton(few, text_config(few).dtype or torch.float32).to_empty(device="cpu")
-    for parameter in module.parameters():
-        torch.nn.init.constant_(parameter, 0.01)
+    for tensor in module.state_dict().values():
+        tensor.fill_(0.01)
     module.tie_weights()
     module.save_pretrained(folder)
 
