@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+
+from sharpen.config.sections import GatewayConfig
+from sharpen.gateway.listening import AppServer
+from sharpen.placement.serving import ServingThread
 
 Answer = Callable[[dict[str, Any]], Response]
 
@@ -67,20 +67,16 @@ class FakeEndpoint:
         self.others: list[tuple[str, str]] = []
         chat = [Route(f"{base}/chat/completions", self._chat, methods=["POST"]) for base in ("/v1", "")]
         app = Starlette(routes=[*chat, Route("/{path:path}", self._other, methods=["GET", "POST"])])
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.005)
+        self._thread = ServingThread()
+        self._server = self._thread.call(_served(app))
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
+        return f"http://127.0.0.1:{self._server.port}/v1"
 
     def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(10)
+        self._thread.call(self._server.stop(read_s=0.0))
+        self._thread.close()
 
     async def _chat(self, request: Request) -> Response:
         body = await request.json()
@@ -92,3 +88,9 @@ class FakeEndpoint:
     async def _other(self, request: Request) -> Response:
         self.others.append((str(request.url), request.headers.get("authorization", "")))
         return JSONResponse({"object": "list", "data": []})
+
+
+async def _served(app: Starlette) -> AppServer:
+    server = AppServer(app, GatewayConfig(), log_level="error", grace_s=1.0)
+    await server.start()
+    return server
