@@ -158,7 +158,7 @@ class Talks(BaseHTTPRequestHandler):
 def talking_server() -> Iterator[str]:
     """The base URL of such an endpoint."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Talks)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1"
     finally:
