@@ -266,6 +266,7 @@ def test_the_death_of_the_trainer_ends_the_whole_tree(tmp_path: Path, forked: bo
     trainer.kill()
     trainer.wait()
     try:
+        assert len(others) == forked
         assert nobody_lives(folder)
         until = time.monotonic() + PATIENCE_S
         while list(place.iterdir()) and time.monotonic() < until:
