@@ -142,10 +142,10 @@ def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Pa
         client.post("/feedback", session=open_["id"], reward=0.0)
         client.session("b2", 1.0)
         client.session("b2", 0.5)
-        wait_for(lambda: len(read_steps(run_dir(config) / "run.db")) == STEPS, process)
-        wait_for(lambda: client.metric("policy_version") == STEPS, process)
         said = trainer.communicate(timeout=300)
         assert trainer.returncode == 0, said
+        assert len(read_steps(run_dir(config) / "run.db")) == STEPS
+        wait_for(lambda: client.metric("policy_version") == STEPS, process)
         end(process)
     groups = list(read_groups(run_dir(config) / "run.db"))
     assert len(groups) == 2 * STEPS
@@ -180,9 +180,9 @@ def test_a_mixture_of_experts_learns_from_sessions(config: Path, write_toy_model
         wait_for(lambda: sum(one.waits for one in saved(config)) == 3, process)
         assert {call.routes_NLK.shape[1:] for one in saved(config) for call in one.calls} == {(2, 2)}
         client.session("b", 0.0)
-        wait_for(lambda: client.metric("policy_version") == 1, process)
         said = trainer.communicate(timeout=300)
         assert trainer.returncode == 0, said
+        wait_for(lambda: client.metric("policy_version") == 1, process)
         end(process)
     (step,) = read_steps(run_dir(config) / "run.db")
     assert step.metrics["trainer/logprob_gap_max"] < 1e-4
