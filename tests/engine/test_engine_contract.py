@@ -173,7 +173,7 @@ def test_an_engine_that_breaks_the_contract_is_told_how(engine: Any, said: str, 
 
 def test_a_part_of_the_contract_that_never_ends_is_told(toy_model_dir: Path) -> None:
     """Where a loaded machine takes as long for another part, a longer limit is tried."""
-    for limit_s in (1.0, 10.0, 100.0):
+    for limit_s in (1.0, 4.0, 16.0, 300.0):
         with pytest.raises(AssertionError) as caught:
             check_engine(Leaks.start, toy_model_dir, limit_s=limit_s)
         if "Cancelled requests" in str(caught.value):
