@@ -154,11 +154,17 @@ class Talks(BaseHTTPRequestHandler):
         pass
 
 
+class Many(ThreadingHTTPServer):
+    """Takes all connections that come at once: with one too many for its queue, a client tries again a second later."""
+
+    request_queue_size = 128
+
+
 @contextlib.contextmanager
 def talking_server() -> Iterator[str]:
     """The base URL of such an endpoint."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Talks)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    server = Many(("127.0.0.1", 0), Talks)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1"
     finally:

@@ -124,9 +124,15 @@ class Canned(BaseHTTPRequestHandler):
         pass
 
 
+class Many(ThreadingHTTPServer):
+    """Takes all connections that come at once: with one too many for its queue, a client tries again a second later."""
+
+    request_queue_size = 128
+
+
 def test_eval_of_an_endpoint(config, capsys):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Canned)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    server = Many(("127.0.0.1", 0), Canned)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/v1"
     try:
         given = ["--base-url", url, "--model-name", "canned", "--transcripts", str(config.parent / "kept")]

@@ -67,7 +67,7 @@ def scripted(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[str
             """Write no line."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1"

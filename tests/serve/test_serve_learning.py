@@ -58,6 +58,17 @@ def running(config: Path, *options: str):
         yield process, Client(line.split()[3])
 
 
+@contextmanager
+def running_apart(config: Path, *options: str):
+    """With the trainer started beside the server, not by it: it is spared the imports of a process from nothing."""
+    alone = ("--set", "mode=train", "--set", "train_dataset.path=sessions")
+    with (
+        forked("-m", "sharpen.cli.main", "run", "--config", str(config), *options, *alone) as trainer,
+        running(config, *options, "--set", "mode=explore") as (process, client),
+    ):
+        yield process, client, trainer
+
+
 def run_dir(config: Path) -> Path:
     return config.parent / "runs" / "Sharpen" / "used"
 
@@ -124,15 +135,16 @@ def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Pa
         end(process)
     assert len(read_steps(run_dir(config) / "run.db")) == 2
 
-    with running(config) as (process, client):
+    with running_apart(config) as (process, client, trainer):
         assert client.metric("sessions_rated") == 1
         open_["base_url"] = f"{client.url}/v1"
         client.talk(open_)  # with the key of before
         client.post("/feedback", session=open_["id"], reward=0.0)
         client.session("b2", 1.0)
         client.session("b2", 0.5)
-        wait_for(lambda: len(read_steps(run_dir(config) / "run.db")) == STEPS, process)
-        wait_for(lambda: client.metric("trainer_running") == 0, process)
+        said = trainer.communicate(timeout=300)
+        assert trainer.returncode == 0, said
+        assert len(read_steps(run_dir(config) / "run.db")) == STEPS
         wait_for(lambda: client.metric("policy_version") == STEPS, process)
         end(process)
     groups = list(read_groups(run_dir(config) / "run.db"))
@@ -162,12 +174,14 @@ def test_a_mixture_of_experts_learns_from_sessions(config: Path, write_toy_model
     """The experts of each token travel with the calls, through the files of sessions and the exchange."""
     model = put_experts(write_toy_model(config.parent / "experts"))
     settings = ("--set", f"model.model_path={model}", "--set", "train_dataset.total_steps=1")
-    with running(config, *settings) as (process, client):
+    with running_apart(config, *settings) as (process, client, trainer):
         for task, reward in (("a", 1.0), ("a", 0.0), ("b", 1.0)):
             client.session(task, reward)
         wait_for(lambda: sum(one.waits for one in saved(config)) == 3, process)
         assert {call.routes_NLK.shape[1:] for one in saved(config) for call in one.calls} == {(2, 2)}
         client.session("b", 0.0)
+        said = trainer.communicate(timeout=300)
+        assert trainer.returncode == 0, said
         wait_for(lambda: client.metric("policy_version") == 1, process)
         end(process)
     (step,) = read_steps(run_dir(config) / "run.db")
@@ -205,6 +219,7 @@ def test_after_a_kill_everything_that_was_recorded_is_there_and_trains_once(conf
         client.post("/feedback", call=answers[1], reward=0.5, end=True)
         wait_for(lambda: client.metric("policy_version") == 2, process)
         wait_for(lambda: client.metric("sessions_in_batches") == 0, process)
+        wait_for(lambda: client.metric("trainer_running") == 0, process)
         assert refused(client, "/feedback", {"session": rated[0], "reward": 1})[0] == 404
         end(process)
     batches = [file.read_bytes() for file in sorted((run_dir(config) / "exchange" / "batches").glob("*[1-9].batch"))]
@@ -220,7 +235,7 @@ def test_sessions_by_idle_time_and_rewards_of_calls(config: Path):
     """With single rollouts nobody needs to open a session."""
     settings = ("algorithm.group_size=1", "algorithm.algorithm_type=reinforceplusplus", "mode=explore")
     chosen = [part for setting in settings for part in ("--set", setting)]
-    with running(config, *chosen, "--idle-s", "3") as (process, client):
+    with running(config, *chosen, "--idle-s", "1.5") as (process, client):
         shared = {"base_url": f"{client.url}/v1", "api_key": KEY}
         first, second = client.talk(shared)
         assert client.post("/feedback", call=second, reward=0.5) == {

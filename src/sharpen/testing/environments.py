@@ -107,7 +107,7 @@ def served_replies(replies: Sequence[str | Mapping[str, Any]]) -> Iterator[tuple
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{server.server_port}/v1"
     client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)

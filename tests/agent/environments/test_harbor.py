@@ -131,8 +131,12 @@ def test_what_the_agent_leaves_for_the_tests_is_not_theirs(tmp_path: Path) -> No
 
 
 def test_an_agent_whose_time_is_over_is_scored_by_what_it_left(tmp_path: Path) -> None:
-    environment = harbor(tmp_path, toml={"agent": "timeout_sec = 1.5"})
-    output, judged, _ = attempt(environment, [bash("echo 1 > out; sleep 600")])
+    """On a loaded machine the limit may pass before the command has begun: then a longer one is tried."""
+    for timeout_s in (0.5, 5.0, 50.0):
+        environment = harbor(tmp_path / f"{timeout_s:g}", toml={"agent": f"timeout_sec = {timeout_s}"})
+        output, judged, _ = attempt(environment, [bash("echo 1 > out; sleep 600")])
+        if judged.reward == 1.0:
+            break
     assert (judged.reward, output.metrics) == (1.0, {"agent_timed_out": 1.0, "commands": 1.0})
 
 

@@ -25,7 +25,7 @@ from sharpen.config.run import RolloutConfig
 from sharpen.errors import ConfigError, EngineLostError, RolloutError
 from sharpen.types import Outcome, Rollout
 
-LIMITS_S = (1.0, 10.0, 60.0)
+LIMITS_S = (0.4, 4.0, 60.0)
 """Time limits of rollouts: where a loaded machine lets one pass too early, a longer one is tried."""
 
 
@@ -200,22 +200,26 @@ def test_code_that_blocks_the_loop_is_named_and_the_others_continue(
     release.set()
 
 
-def test_a_short_block_is_warned_of_once_for_each_place(
-    make_runner: MakeRunner, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_short_block_is_warned_of_once_for_each_place(caplog: pytest.LogCaptureFixture) -> None:
     """The first rollout blocks until the warning is there, the second for long enough to earn another one."""
 
-    async def workflow(task: Any, model: Any) -> float:
+    async def workflow() -> float:
         first = not caplog.records
-        for _ in range(3000 if first else 28):
+        for _ in range(3000 if first else 16):
             time.sleep(0.05)
             if first and caplog.records:
                 break
         return 1.0
 
-    with caplog.at_level(logging.WARNING, "sharpen.rollout"):
-        group = make_runner(workflow).submit(make_task(), "g", 0).result()
-    assert [rollout.outcome for rollout in group.rollouts] == [Outcome.OK] * 2
+    watched = UserLoop(warn_after_s=0.3)
+    runs = [Run(f"g/{index}", timeout_s=600.0) for index in range(2)]
+    try:
+        with caplog.at_level(logging.WARNING, "sharpen.rollout"):
+            for run in runs:
+                watched.start(run, workflow)
+            assert [run.future.result() for run in runs] == [1.0, 1.0]
+    finally:
+        watched.close()
     (message,) = [record.getMessage() for record in caplog.records]
     assert "in workflow blocks the event loop" in message
     assert "asyncio.to_thread" in message
@@ -225,12 +229,13 @@ def test_what_follows_the_users_code_is_not_called_its_blocking(caplog: pytest.L
     """Red when `UserLoop._check` warns of a run that is resolved: the thread may be anywhere in our own code then."""
     watched = UserLoop(warn_after_s=0.3)
     run = Run("g/0", timeout_s=60.0)
-    run.future.add_done_callback(lambda _: time.sleep(1.0))  # on the loop's thread, once the result is there
+    ended = threading.Event()
+    run.future.add_done_callback(lambda _: time.sleep(0.8))  # on the loop's thread, once the result is there
+    run.future.add_done_callback(lambda _: ended.set())
     try:
         with caplog.at_level(logging.WARNING, "sharpen.rollout"):
             watched.start(run, lambda: asyncio.sleep(0.0))
-            run.future.result(60)
-            time.sleep(1.2)
+            assert ended.wait(60)
     finally:
         watched.close()
     assert not caplog.records

@@ -118,7 +118,7 @@ class _Answer(BaseHTTPRequestHandler):
 def fake_hub(**options: Any) -> Iterator[FakeHub]:
     """Serve a hub until the block ends."""
     with FakeHub(**options) as hub:
-        thread = threading.Thread(target=hub.serve_forever, args=(0.01,))
+        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             yield hub
