@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import http_here
 import numpy as np
 
 from sharpen.agent.rollout.attempt import UserFunctions
@@ -154,19 +154,8 @@ class Talks(BaseHTTPRequestHandler):
         pass
 
 
-class Many(ThreadingHTTPServer):
-    """Takes all connections that come at once: with one too many for its queue, a client tries again a second later."""
-
-    request_queue_size = 128
-
-
 @contextlib.contextmanager
 def talking_server() -> Iterator[str]:
     """The base URL of such an endpoint."""
-    server = Many(("127.0.0.1", 0), Talks)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with http_here.answering(Talks) as url:
+        yield f"{url}/v1"

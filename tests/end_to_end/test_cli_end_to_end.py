@@ -5,10 +5,10 @@ import json
 import os
 import signal
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import http_here
 import pytest
 from processes import forked, wait_for
 
@@ -124,22 +124,10 @@ class Canned(BaseHTTPRequestHandler):
         pass
 
 
-class Many(ThreadingHTTPServer):
-    """Takes all connections that come at once: with one too many for its queue, a client tries again a second later."""
-
-    request_queue_size = 128
-
-
 def test_eval_of_an_endpoint(config, capsys):
-    server = Many(("127.0.0.1", 0), Canned)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}/v1"
-    try:
-        given = ["--base-url", url, "--model-name", "canned", "--transcripts", str(config.parent / "kept")]
+    with http_here.answering(Canned) as url:
+        given = ["--base-url", f"{url}/v1", "--model-name", "canned", "--transcripts", str(config.parent / "kept")]
         assert main(["eval", "--config", str(config), *given]) == 0
-    finally:
-        server.shutdown()
-        server.server_close()
     assert "held-out sampled: 1.000" in capsys.readouterr().out
     assert main(["show", str(config.parent / "kept"), "--task", "7"]) == 0
     assert "outcome ok   reward 1   calls 0" in capsys.readouterr().out  # its calls are not recorded

@@ -6,13 +6,13 @@ import contextlib
 import itertools
 import json
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import http_here
 import numpy as np
 import pytest
 import torch
@@ -66,15 +66,8 @@ def scripted(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[str
         def log_message(self, *_: Any) -> None:
             """Write no line."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with http_here.answering(Handler) as url:
+        yield f"{url}/v1"
 
 
 def as_vllm(tokenizer: Any, body: dict[str, Any]) -> dict[str, Any]:

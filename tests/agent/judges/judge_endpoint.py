@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from http_here import Server, running
 
-class JudgeEndpoint(ThreadingHTTPServer):
+
+class JudgeEndpoint(Server):
     """`answer` gets each request's body and returns the answer's text, or (text, finish reason); an integer is a status
     `bodies` keeps what came."""
 
@@ -22,7 +23,7 @@ class JudgeEndpoint(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+        return f"{self.address}/v1"
 
     def always(self, **members: Any) -> None:
         """Answer with the same verdict."""
@@ -64,12 +65,9 @@ class _Answer(BaseHTTPRequestHandler):
 @contextmanager
 def serving() -> Iterator[JudgeEndpoint]:
     """Serve a scripted endpoint."""
-    with JudgeEndpoint() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
+    server = JudgeEndpoint()
+    with running(server):
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def asked(body: dict[str, Any]) -> dict[str, Any]:

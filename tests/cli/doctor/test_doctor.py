@@ -2,9 +2,9 @@
 
 import json
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
+import http_here
 import pytest
 
 from sharpen.cli.doctor import checks
@@ -73,14 +73,9 @@ class Answer(BaseHTTPRequestHandler):
 
 
 def test_the_hub_answers_fails_or_is_not_there():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_address[1]}"
+    with http_here.answering(Answer) as url:
         assert checks.hub_check({"HF_ENDPOINT": f"{url}/200"}).state == "ok"
         down = checks.hub_check({"HF_ENDPOINT": f"{url}/503"})
-        server.shutdown()
-        thread.join()
     assert (down.state, "503" in down.what) == ("warning", True)
     gone = checks.hub_check({"HF_ENDPOINT": f"{url}/200"})
     assert (gone.state, url in gone.what, "HF_ENDPOINT" in gone.todo) == ("warning", True, True)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from http_here import Server, running
 
 TOKEN = "hf_right"
 
 
-class FakeHub(ThreadingHTTPServer):
+class FakeHub(Server):
     """`repositories` has, by name, the visibility that it was made with, and its files. `large` is the suffix of files
     that are uploaded on their own; `fault` a status with which commits are refused."""
 
@@ -27,7 +28,6 @@ class FakeHub(ThreadingHTTPServer):
     def __init__(self, large: str = ".safetensors", fault: int = 0) -> None:
         super().__init__(("127.0.0.1", 0), _Answer)
         self.large, self.fault = large, fault
-        self.address = f"http://127.0.0.1:{self.server_address[1]}"
         self.made: dict[str, Any] = {}
         self.files: dict[str, bytes] = {}
         self.blobs: dict[str, bytes] = {}
@@ -117,11 +117,6 @@ class _Answer(BaseHTTPRequestHandler):
 @contextmanager
 def fake_hub(**options: Any) -> Iterator[FakeHub]:
     """Serve a hub until the block ends."""
-    with FakeHub(**options) as hub:
-        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield hub
-        finally:
-            hub.shutdown()
-            thread.join()
+    hub = FakeHub(**options)
+    with running(hub):
+        yield hub

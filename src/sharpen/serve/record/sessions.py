@@ -100,10 +100,10 @@ class RecordedSessions:
         self._by_id: dict[str, RecordedSession] = {}
         self._num_sessions = self._num_calls = self._num_without_ids = 0
         self._write(create_tables)
+        journal.flush()  # what comes at once is looked for in them
 
     def restore(self) -> int:
         """Go on with the sessions that a former recording left open. Return how many there are."""
-        self._journal.flush()
         for one in read_open_sessions(self._path):
             session = RecordedSession(
                 id=one.session, key=one.key, task=one.task, opened=one.opened, used=one.used, own=one.own, written=True
