@@ -235,7 +235,7 @@ def test_sessions_by_idle_time_and_rewards_of_calls(config: Path):
     """With single rollouts nobody needs to open a session."""
     settings = ("algorithm.group_size=1", "algorithm.algorithm_type=reinforceplusplus", "mode=explore")
     chosen = [part for setting in settings for part in ("--set", setting)]
-    with running(config, *chosen, "--idle-s", "1.5") as (process, client):
+    with running(config, *chosen, "--idle-s", "3") as (process, client):
         shared = {"base_url": f"{client.url}/v1", "api_key": KEY}
         first, second = client.talk(shared)
         assert client.post("/feedback", call=second, reward=0.5) == {
