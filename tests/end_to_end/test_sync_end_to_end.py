@@ -82,7 +82,7 @@ def rows(run_dir: Path) -> list[dict]:
     return list({row["step"]: row for row in lines if "rollout/count" in row}.values())
 
 
-def check_accounted(run_dir: Path, steps: int = STEPS, *, replays: bool = False) -> None:
+def check_accounted(run_dir: Path, steps: int = STEPS, *, batch_size: int = BATCH_SIZE, replays: bool = False) -> None:
     """Every (task, rollout) of every batch trained in its step, once, whole; the records say so."""
     journal = run_dir / "run.db"
     last = read_last_groups(journal)
@@ -90,13 +90,13 @@ def check_accounted(run_dir: Path, steps: int = STEPS, *, replays: bool = False)
     tasks: Counter[str] = Counter()
     for step, keys in last.items():
         groups = read_groups_at(journal, keys)
-        assert len(groups) == BATCH_SIZE
+        assert len(groups) == batch_size
         assert all(len(group.rollouts) == GROUP_SIZE for group in groups)
         tasks.update(group.task.id for group in groups)
         trained = {call.group_id for call in read_trained(journal, step=step)}
         assert replays or trained <= {group.id for group in groups}
     assert set(tasks.values()) == {1}  # fewer than an epoch: no task comes twice
-    assert len(tasks) == steps * BATCH_SIZE
+    assert len(tasks) == steps * batch_size
 
 
 def ages_by_step(run_dir: Path) -> list[set[int]]:

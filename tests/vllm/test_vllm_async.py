@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_sync_end_to_end import GROUP_SIZE, ages_by_step, check_accounted, rows, run
+from test_sync_end_to_end import BATCH_SIZE, GROUP_SIZE, ages_by_step, check_accounted, rows, run
 from vllm_served import MODEL, vllm_left, vllm_processes
 
 from sharpen import WorkflowOutput
@@ -36,7 +36,7 @@ def test_rollouts_in_flight_across_an_update(tmp_path, toy_dataset, sync, replic
     async def calls_until_a_step(task, model):
         nonlocal begun
         begun += 1
-        deadline = time.monotonic() + (240 if begun > 3 * GROUP_SIZE else 0)
+        deadline = time.monotonic() + (240 if begun > BATCH_SIZE * GROUP_SIZE else 0)
         messages = [{"role": "user", "content": task["question"]}]
         before, length = steps(metrics), 0
         while True:
@@ -67,7 +67,7 @@ def test_rollouts_in_flight_across_an_update(tmp_path, toy_dataset, sync, replic
     check_accounted(run_dir, STEPS)
     assert 0 < max(max(ages) for ages in ages_by_step(run_dir)) <= sync.get("max_staleness", 1)
     found = versions(run_dir)
-    assert len(found) == STEPS * 3 * GROUP_SIZE
+    assert len(found) == STEPS * BATCH_SIZE * GROUP_SIZE
     assert any(len(set(call)) > 1 for rollout in found for call in rollout) == mixed
     assert all(call == sorted(call) for rollout in found for call in rollout)
     if not mixed:

@@ -90,7 +90,7 @@ def test_runs_whose_engine_is_killed_end_with_one_error_and_go_on_from_there(
     assert main(["run", "--config", str(tmp_path / "run.yaml"), "--set", "engine.type=embedded"]) == 0
     recorded = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in recorded if "rollout/count" in row] == [1, 2, 3, 4]
-    check_accounted(run_dir, 4)
+    check_accounted(run_dir, 4, batch_size=3)
     certificate = certify(run_dir)
     assert certificate.holds, certificate.problems
 
