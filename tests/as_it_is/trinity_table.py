@@ -213,7 +213,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
 def _endpoint() -> Iterator[str]:
     """The URL of an endpoint on this machine."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
         server.shutdown()

@@ -1,8 +1,13 @@
 """Which session a recorded call belongs to, and what applications say of sessions later."""
 
+import time
+
 import pytest
 
+from sharpen.gateway.caller import new_key
+from sharpen.learning.experience.journal import Journal
 from sharpen.learning.experience.recorded import read_open_sessions
+from sharpen.serve.record.sessions import RecordedSessions
 from sharpen.serve.record.upstream import Upstream
 from sharpen.serve.visit import MAX_TOKENS
 
@@ -150,3 +155,10 @@ def test_what_an_ended_session_said_is_not_kept_in_memory(recorder):
 )
 def test_the_url_takes_the_place_of_ours(url, path, target):
     assert Upstream(url, None).target(path, "") == target
+
+
+def test_a_call_that_comes_before_anything_is_written_finds_no_session(tmp_path):
+    """A key of ours, of a recording elsewhere. Red, as a 500 of the recorder, when its tables are only queued."""
+    with Journal(tmp_path / "run.db") as journal:
+        journal.write(lambda _: time.sleep(0.2))
+        assert not RecordedSessions(journal, idle_s=600.0, say=print).has(new_key())
